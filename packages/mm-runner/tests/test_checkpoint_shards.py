@@ -13,9 +13,8 @@ from toy import Killed, StopBeforeEpoch, loader_cfg, runner_arguments
 
 from mm_runner import CheckpointError, Runner
 from mm_runner.checkpoint import (
-    SHARDED_VERSION,
+    FORMAT_VERSION,
     load_checkpoint_file,
-    new_shard_folder,
     remove_checkpoint,
     remove_leftovers,
     save_checkpoint_file,
@@ -30,13 +29,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 WHOLE = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 
 
+def folder_of(path):
+    folder = path.with_name(f"{path.name}.shards-{len(list(path.parent.iterdir())):012x}")
+    folder.mkdir()
+    return folder
+
+
 def sharded(path):
     """Write a checkpoint whose tensor is in a folder, as one process of torch does."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - slow
 
-    folder = new_shard_folder(path)
+    folder = folder_of(path)
     dcp.save({"state_dict.w": WHOLE}, storage_writer=dcp.FileSystemWriter(folder))
-    meta = {"format_version": SHARDED_VERSION}
+    meta = {"format_version": FORMAT_VERSION}
     content = {"meta": meta, "state_dict": {"w": None, "b": 1}, "shards": folder.name}
     save_checkpoint_file(content, path)
     return folder
@@ -64,7 +69,7 @@ def test_what_killed_runs_left_is_removed(tmp_path):
     path = tmp_path / "epoch_1.pth"
     replaced = sharded(path)
     present = sharded(path)
-    left = new_shard_folder(tmp_path / "epoch_3.pth")
+    left = folder_of(tmp_path / "epoch_3.pth")
     assert sorted(remove_leftovers(tmp_path)) == sorted([replaced, left])
     assert present.is_dir()
     assert torch.equal(load_checkpoint_file(path)["state_dict"]["w"], WHOLE)

@@ -38,8 +38,8 @@ class Interruptions(Protocol):
     def cuts_validation(self, runner: Any) -> bool:
         """Return whether to skip the rest of a validation."""
 
-    def end_after(self, seconds: float, then: Any) -> bool:
-        """End training after so many seconds; return whether that works."""
+    def end_after(self, seconds: float, then: Any) -> None:
+        """End training after so many seconds."""
 
     def preempt(self) -> None:
         """Ask all processes to save and leave."""

@@ -4,7 +4,7 @@ A file holds tensors and Python primitives only, so that ``torch.load(weights_on
 without any package of ours.
 """
 
-from ._content import FORMAT_VERSION, SHARDED_VERSION, clean_name, load_weights, plain, renamed
+from ._content import FORMAT_VERSION, clean_name, load_weights, plain, renamed
 from ._loading import (
     LAST_CHECKPOINT,
     check_resumable,
@@ -17,21 +17,20 @@ from ._reading import read_file
 from ._rng import rng_state, set_rng_state
 from ._shards import (
     SHARDS,
+    ShardWriter,
     load_checkpoint_file,
-    new_shard_folder,
     read_shards,
     remove_checkpoint,
     remove_leftovers,
-    split_shards,
 )
 from ._writing import BackgroundWriter, first_line, save_checkpoint_file, write_error
 
 __all__ = [
     "FORMAT_VERSION",
     "LAST_CHECKPOINT",
-    "SHARDED_VERSION",
     "SHARDS",
     "BackgroundWriter",
+    "ShardWriter",
     "check_resumable",
     "checkpoints_in",
     "clean_name",
@@ -41,7 +40,6 @@ __all__ = [
     "load_checkpoint_file",
     "load_weights",
     "mark_latest",
-    "new_shard_folder",
     "plain",
     "read_file",
     "read_shards",
@@ -51,6 +49,5 @@ __all__ = [
     "rng_state",
     "save_checkpoint_file",
     "set_rng_state",
-    "split_shards",
     "write_error",
 ]

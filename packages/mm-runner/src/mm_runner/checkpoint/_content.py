@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FORMAT_VERSION", "SHARDED_VERSION", "clean_name", "load_weights", "plain", "renamed"]
+__all__ = ["FORMAT_VERSION", "clean_name", "load_weights", "plain", "renamed"]
 
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
-# Of a checkpoint with a folder of sharded tensors.
-SHARDED_VERSION = 2
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (bool, int, float, str)
@@ -132,22 +130,13 @@ def _in_own_names(state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
     """Let torch load what fits; return a line for each misfit, and how many entries lack one."""
-    found: list[Any] = []
-    untyped: Any = model
-    # Torch calls this only where no shape differs.
-    handle = untyped.register_load_state_dict_post_hook(lambda _, keys: found.append(keys))
     try:
-        model.load_state_dict(state, strict=False)
-        misfits = []
-    except RuntimeError as error:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # shapes differ
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-    finally:
-        handle.remove()
-    missing = [name for keys in found for name in keys.missing_keys]
+        return misfits, len(misfits)
     problems = [f"missing: {name}" for name in missing]
-    problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
-    problems += misfits
-    return problems, len(missing) + len(misfits)
+    return problems + [f"unexpected: {name}" for name in unexpected], len(missing)
 
 
 def plain(

@@ -23,7 +23,7 @@ from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
-from ._content import SHARDED_VERSION
+from ._content import FORMAT_VERSION
 from ._writing import first_line
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def read_file(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds a {type(checkpoint).__name__}, not a dict.")
     meta = checkpoint.get("meta")
     version = meta.get("format_version") if isinstance(meta, dict) else None
-    if isinstance(version, int) and version > SHARDED_VERSION:
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format {version}; this mm-runner reads formats up to {SHARDED_VERSION}. "
+            f"{path} has format {version}; this mm-runner reads formats up to {FORMAT_VERSION}. "
             "Upgrade mm-runner."
         )
     return checkpoint

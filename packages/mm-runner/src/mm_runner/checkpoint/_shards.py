@@ -15,30 +15,36 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from typing_extensions import override
 
+import mm_dist
+from mm_runner._main_process import run_on_main
 from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
+from ._content import plain
 from ._reading import RestrictedUnpickler, read_file
 from ._writing import first_line, remove_unfinished, write_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from ._writing import BackgroundWriter
 
 __all__ = [
     "SHARDS",
+    "ShardWriter",
     "load_checkpoint_file",
-    "new_shard_folder",
     "read_shards",
     "remove_checkpoint",
     "remove_leftovers",
-    "split_shards",
 ]
 
 # Key of the checkpoint under which it names its folder.
@@ -79,21 +85,102 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, shards: bool = True) -
     return checkpoint
 
 
-def split_shards(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``checkpoint`` with ``None`` for its sharded tensors, and these by their keys."""
-    tensors: dict[str, Any] = {}
+class ShardWriter:
+    """Writes checkpoints of sharded models. Every process must make the same calls."""
 
-    def walk(value: Any, key: str) -> Any:
-        if hasattr(value, "full_tensor"):
-            tensors[key] = value.detach()
-            return None
-        if not isinstance(value, Mapping):
-            return value
-        state: Any = copy.copy(value)  # with the metadata of a state_dict
-        state.update((name, walk(item, f"{key}.{name}")) for name, item in value.items())
-        return state
+    def __init__(self) -> None:
+        # Of its own: a thread must not use a group that the training uses.
+        self._group: dist.ProcessGroup | None = None
 
-    return {name: walk(item, name) for name, item in checkpoint.items()}, tensors
+    def write(
+        self,
+        checkpoint: Mapping[str, Any],
+        path: Path,
+        write_file: Callable[[dict[str, Any]], object],
+        writer: BackgroundWriter | None = None,
+    ) -> None:
+        """Write ``checkpoint``, in which tensors may be sharded.
+
+        Args:
+            checkpoint: Of the first process all counts, of the others their shards.
+            path: The file.
+            write_file: Called on the first process with what belongs into the file.
+            writer: Writes a copy while training continues.
+
+        Raises:
+            CheckpointError: On all processes, if something cannot be saved or written.
+        """
+        # Slow to import.
+        from torch.distributed.checkpoint import filesystem, state_dict_saver  # noqa: PLC0415
+
+        tensors: dict[str, Any] = {}
+        rest = {name: _split(item, name, tensors) for name, item in checkpoint.items()}
+        folder = run_on_main(lambda: _new_folder(path))
+        rest = plain({**rest, SHARDS: folder.name}) if mm_dist.is_main_process() else {}
+        self._group = self._group or dist.new_group(backend="gloo")
+        storage = filesystem.FileSystemWriter(folder)
+        with _removing(folder, path):
+            if writer is None:
+                state_dict_saver.save(tensors, storage_writer=storage, process_group=self._group)
+                run_on_main(lambda: write_file(rest))
+                return
+            response: Any = state_dict_saver.async_save(
+                tensors, storage_writer=storage, process_group=self._group
+            )
+
+        def end(_: Any) -> None:
+            future = getattr(response, "upload_completion", response)
+            if rest:
+                with _removing(folder, path):
+                    future.result()
+                    write_file(rest)
+            else:
+                with suppress(BaseException):  # the first process reports it
+                    future.result()
+
+        writer.submit({}, end)
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+
+def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
+    """Return ``value`` with ``None`` for sharded tensors, and put these into ``tensors``."""
+    if hasattr(value, "full_tensor"):
+        tensors[key] = value.detach()
+        return None
+    if not isinstance(value, Mapping):
+        return value
+    state: Any = copy.copy(value)  # with the metadata of a state_dict
+    state.update((name, _split(item, f"{key}.{name}", tensors)) for name, item in value.items())
+    return state
+
+
+def _new_folder(path: Path) -> Path:
+    """Create a folder; a checkpoint of the same name, with its folder, stays whole meanwhile."""
+    folder = path.with_name(f"{path.name}{_INFIX}{uuid.uuid4().hex[:12]}")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return folder
+
+
+@contextmanager
+def _removing(folder: Path, path: Path) -> Iterator[None]:
+    """Remove the folder if the block fails, and raise a CheckpointWriteError."""
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        # torch's CheckpointException, of all ranks alike, is no Exception.
+        failures = list(getattr(error, "failures", {}).values())
+        if isinstance(error, CheckpointError) or not (failures or isinstance(error, Exception)):
+            raise
+        raise write_error(path, failures[0][0] if failures else error) from error
 
 
 def read_shards(checkpoint: dict[str, Any], path: Path, empty: Callable[..., torch.Tensor]) -> None:
@@ -186,22 +273,6 @@ class _MetadataUnpickler(RestrictedUnpickler):
         if is_metadata:
             self.with_state = (*self.with_state, found)
         return found
-
-
-def new_shard_folder(path: Path) -> Path:
-    """Create a folder for the tensors of the checkpoint ``path``.
-
-    It has a name of its own, so that a checkpoint of this name that is there already stays whole.
-
-    Raises:
-        CheckpointWriteError: If it cannot be made.
-    """
-    folder = path.with_name(f"{path.name}{_INFIX}{uuid.uuid4().hex[:12]}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise write_error(path, error) from error
-    return folder
 
 
 def remove_checkpoint(path: Path) -> None:

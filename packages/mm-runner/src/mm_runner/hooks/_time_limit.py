@@ -56,12 +56,7 @@ class TimeLimitHook(Hook):
     def before_run(self, runner: RunView) -> None:
         if not runner.is_training:
             return
-        if not runner.interruption.end_after(self.max_time_s, self.then):
-            runner.logger.warning(
-                "TimeLimitHook: the time limit cannot be kept, as the processes cannot agree on a "
-                "step to end after: training continues to its end."
-            )
-            return
+        runner.interruption.end_after(self.max_time_s, self.then)
         limit = timedelta(seconds=round(self.max_time_s, 3))
         runner.logger.info(f"TimeLimitHook: training ends in {limit} at the latest.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import threading
@@ -36,8 +35,6 @@ _LEAVING = {
 }
 # Seconds, and the largest number of steps, between two exchanges of requests.
 _INTERVAL_S, _MOST_STEPS = 0.2, 32
-# Schedulers and launchers repeat themselves; a process that leaves must not die of it.
-_LEAVING_S = 30.0
 # Windows lacks SIGUSR1.
 _SIGNALS = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGUSR1")]
 
@@ -67,8 +64,7 @@ class Interruption:
         self._wishes: set[int] = set()
         # When the main process's time is up, and the request that follows.
         self._deadline: tuple[float, int] | None = None
-        self._group: Any = None
-        self._can_agree = True
+        self._group: Any = None  # of CPUs: its collectives wait for no device
         self._exchanged_s, self._interval, self._steps_left = time.monotonic(), 1, 1
 
     @property
@@ -90,25 +86,14 @@ class Interruption:
         """Listen while the block trains; every process must enter it."""
         self._reset()
         if runner.world_size > 1:
-            self._group = _group_of_cpus(runner)
-            self._can_agree = self._group is not None
-        signals = StopSignals(
-            lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED),
-            # Where processes cannot agree, a signal means what it meant before.
-            _SIGNALS if self._can_agree else (),
-        )
+            is_gloo = dist.get_backend() == "gloo"
+            self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
         self._is_listening = True
         try:
-            yield
-        except RunStopped:
-            signals.leave()
-            raise
-        except BaseException:
-            signals.restore()
-            raise
-        else:
-            signals.restore()
-            signals.repeat()
+            with StopSignals(
+                lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
+            ):
+                yield
         finally:
             # A late request, also of a thread that is still to end, must not cut what follows.
             self._is_listening = False
@@ -118,27 +103,21 @@ class Interruption:
     def preempt(self) -> None:
         """Ask all processes to save and leave, as SIGTERM does; any thread may call this.
 
-        Nothing happens outside of a training, after its last step, and where processes cannot
-        agree on a step, as the log then says.
+        Nothing happens outside of a training, and after its last step.
         """
         self._ask(_PREEMPTED)
 
-    def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> bool:
+    def end_after(self, seconds: float, then: Literal["end", "requeue"]) -> None:
         """End training between two steps, once the main process's clock says so.
 
         Args:
             seconds: From now on.
             then: ``"end"`` as if it were done, ``"requeue"`` as after SIGTERM; a checkpoint is
                 saved in both cases.
-
-        Returns:
-            Whether it will; several processes may be unable to agree on a step. The answer is
-            the same on all of them.
         """
-        if self._can_agree and mm_dist.is_main_process():
+        if mm_dist.is_main_process():
             wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
             self._deadline = time.monotonic() + seconds, wish
-        return self._can_agree
 
     def settle(self, runner: Runner) -> None:
         """Act on a request if there is one; every process calls this after a step.
@@ -212,7 +191,7 @@ class Interruption:
         return max(self._wishes, default=0)
 
     def _ask(self, wish: int) -> None:
-        if self._is_listening and self._can_agree:
+        if self._is_listening:
             self._wishes.add(wish)
 
     def _save_and_say(self, runner: Runner) -> str:
@@ -224,101 +203,54 @@ class Interruption:
 
 
 class StopSignals:
-    """Handles signals on the main thread; elsewhere it does nothing.
+    """Call ``on_stop`` with the numbers of signals that arrive within the block.
 
-    A handler that was there before is called too, but an exit that it asks for waits for the
-    checkpoint. A signal that was ignored, or that code of another language handles, is left alone.
-    The second SIGINT is left to the system, which ends the process wherever it is.
-
-    Args:
-        on_stop: Called with the signal's number, between two instructions of the main thread.
-        numbers: The signals.
+    Off the main thread nothing is handled. A handler that was there before is called too, but an
+    exit that it asks for waits for the checkpoint. Ignored signals stay ignored, the second SIGINT
+    ends the process at once, and a signal that nobody acted on is sent again after the block.
     """
 
-    def __init__(self, on_stop: Callable[[int], None], numbers: Any = _SIGNALS) -> None:
+    def __init__(self, on_stop: Callable[[int], None]) -> None:
         self._on_stop = on_stop
+        self._pid, self._received = os.getpid(), 0
         self._previous: dict[int, Any] = {}
-        self._pid = os.getpid()
-        self._left_at: float | None = None
-        self._received: int | None = None
+
+    def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in filter(None, numbers):
+        for number in filter(None, _SIGNALS):
             previous = signal.getsignal(number)
             if previous not in (None, signal.SIG_IGN):
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
 
-    def restore(self) -> None:
-        """Put back the handlers that were there before."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_leaving = kind is not None and issubclass(kind, RunStopped)
         for number, previous in self._previous.items():
+            # Launchers repeat themselves, and srun --kill-on-bad-exit sends a signal as soon as one
+            # rank has left: it must not change the status of a process that ends.
+            is_ignored = is_leaving and number != signal.SIGINT
             # Handlers that somebody else has set meanwhile stay.
             if signal.getsignal(number) in (self._handle, signal.SIG_DFL):
-                signal.signal(number, previous)
-
-    def repeat(self) -> None:
-        """Send a signal that came after the last step again, to the restored handler."""
-        if self._received is not None:
+                signal.signal(number, signal.SIG_IGN if is_ignored else previous)
+        if kind is None and self._received:
             os.kill(self._pid, self._received)
 
-    def leave(self) -> None:
-        """Put back that of SIGINT, and disregard the others while the process ends."""
-        self._left_at = time.monotonic()
-        # While the interpreter ends, Python's handlers are gone, and a signal would end the process
-        # with a status of its own: srun --kill-on-bad-exit sends one as soon as a rank has left.
-        atexit.register(self._ignore)
-        if signal.SIGINT in self._previous:
-            signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
-
-    def _ignore(self) -> None:
-        for number in self._previous:
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, signal.SIG_IGN)
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            # Of a process that was forked while a run trains: it has no checkpoint to save.
+        if os.getpid() != self._pid:  # a process forked in the block has no checkpoint to save
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
-        is_own = signal.getsignal(number) == self._handle
-        if self._left_at is not None and is_own:
-            if time.monotonic() > self._left_at + _LEAVING_S:  # the process did not end after all
-                self.restore()
-                os.kill(self._pid, number)
-            return
-        if self._left_at is None:
-            self._received = number
-            if number == signal.SIGINT:
-                signal.signal(number, signal.SIG_DFL)
-                os.write(2, b"\nCtrl-C: leaving after this step. Once more: leaving at once.\n")
-            self._on_stop(number)
-        # Else a later run of this process handles it, and calls the handler that it found.
-        previous = self._previous.get(number)
+        self._received = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            os.write(2, b"\nCtrl-C: leaving after this step. Once more: leaving at once.\n")
+        self._on_stop(number)
+        previous = self._previous[number]
         if callable(previous) and previous is not signal.default_int_handler:
             with suppress(SystemExit, KeyboardInterrupt):  # this run leaves by itself
                 previous(number, frame)
-
-
-def _group_of_cpus(runner: Runner) -> Any:
-    """Return a process group whose collectives wait for no device, ``None`` if there is none."""
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
-    group, failure = None, ""
-    try:
-        group = dist.new_group(backend="gloo")
-    except (RuntimeError, ValueError, OSError) as error:
-        failure = str(error)
-    # All or none: one process that cannot talk would leave the others waiting for its answer.
-    failures = [one for one in mm_dist.all_gather_object(failure) if one]
-    if failures:
-        runner.logger.warning(
-            f"No gloo group can be made ({failures[0]}): signals save no checkpoint, and "
-            "TimeLimitHook has no effect."
-        )
-        return None
-    return group
 
 
 def _save_checkpoint(runner: Runner) -> Path | None:

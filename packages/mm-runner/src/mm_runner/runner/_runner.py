@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.checkpoint import ShardWriter
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import unwrap_model
@@ -21,7 +22,6 @@ from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator, build_loader, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
-from ._sharded import ShardedSaving
 from ._snapshot import write_snapshot
 from ._state import RunState
 
@@ -143,7 +143,7 @@ class Runner:
         vars(self)["model"], self.compile_handle = recipe.build_model(self, self.compiler)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
-        self.state, self.sharded_saving = RunState(self), ShardedSaving()
+        self.state, self.shard_writer = RunState(self), ShardWriter()
         if resume:  # the data are to be built with the seed of the checkpoint
             self.starting_point.find(self)
         self.dump_config()

@@ -111,7 +111,7 @@ def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
         run.is_training = False
         run.hooks_list.remove(receipt)
         loops = [vars(run).get(name) for name in ("train_loop", "val_loop")]
-        closed: list[Any] = [*loops, run.sharded_saving]
+        closed: list[Any] = [*loops, run.shard_writer]
         acts += [partial(hook.clean_up, run) for hook in run.hooks]
         acts += [one.close for one in closed if hasattr(one, "close")]
         acts.append(run.console.stop_progress)  # last: the bar must not draw over a traceback

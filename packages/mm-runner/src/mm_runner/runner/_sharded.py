@@ -1,4 +1,4 @@
-"""The weights of a model and the optimizer of a sharded one, and saving shards.
+"""The weights of a model, and the optimizer of a sharded one.
 
 A wrapper whose parameters are spread over the processes offers ``full_state_dict`` and its
 counterparts (``mm_dist.MMFullyShardedDataParallel`` does); all processes call these together.
@@ -8,44 +8,31 @@ written with either kind of wrapper starts a run with the other.
 
 from __future__ import annotations
 
-import shutil
-from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 
-from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import (
-    SHARDED_VERSION,
-    SHARDS,
     load_weights,
-    new_shard_folder,
-    plain,
     read_shards,
     renamed,
-    split_shards,
-    write_error,
 )
 from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import nn
 
     from mm_dist import MMFullyShardedDataParallel
-    from mm_runner.checkpoint import BackgroundWriter
 
     from ._runner import Runner
 
 __all__ = [
-    "ShardedSaving",
     "as_sharded",
-    "can_save_shards",
     "read_optimizer",
     "read_own_shards",
     "read_weights",
@@ -178,91 +165,6 @@ def read_own_shards(
         return torch.empty_like(alike[shape], dtype=dtype)
 
     read_shards(checkpoint, path, empty)
-
-
-def can_save_shards() -> bool:
-    """Return whether this torch saves sharded tensors as they are; else they are gathered."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
-
-
-class ShardedSaving:
-    """Writes checkpoints of sharded models. Every process must make the same calls."""
-
-    def __init__(self) -> None:
-        # Of its own: a thread must not use a group that the training uses.
-        self._group: dist.ProcessGroup | None = None
-
-    def write(
-        self,
-        runner: Runner,
-        checkpoint: dict[str, Any],
-        path: Path,
-        write_file: Callable[[dict[str, Any]], object],
-        writer: BackgroundWriter | None = None,
-    ) -> None:
-        """Write ``checkpoint``, in which tensors may be sharded.
-
-        Args:
-            runner: The run.
-            checkpoint: Of the first process all counts, of the others their shards.
-            path: The file.
-            write_file: Called on the first process with what belongs into the file.
-            writer: Writes a copy while training continues.
-
-        Raises:
-            CheckpointError: On all processes, if something cannot be saved or written.
-        """
-        # Slow to import.
-        from torch.distributed.checkpoint import filesystem, state_dict_saver  # noqa: PLC0415
-
-        rest, tensors = split_shards(checkpoint)
-        folder = run_on_main(lambda: new_shard_folder(path))
-        rest["meta"] = {**rest["meta"], "format_version": SHARDED_VERSION}
-        rest = plain({**rest, SHARDS: folder.name}) if runner.rank == 0 else {}
-        self._group = self._group or dist.new_group(backend="gloo")
-        options: dict[str, Any] = {
-            "storage_writer": filesystem.FileSystemWriter(folder),
-            "process_group": self._group,
-        }
-        if writer is None:
-            with _removing(folder, path):
-                state_dict_saver.save(tensors, **options)
-                run_on_main(lambda: write_file(rest))
-            return
-        with _removing(folder, path):
-            response: Any = state_dict_saver.async_save(tensors, **options)
-
-        def end(_: Any) -> None:
-            future = getattr(response, "upload_completion", response)
-            if rest:
-                with _removing(folder, path):
-                    future.result()
-                    write_file(rest)
-            else:
-                with suppress(BaseException):  # the first process reports it
-                    future.result()
-
-        writer.submit({}, end)
-
-    def close(self) -> None:
-        """Leave the group of processes."""
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
-
-
-@contextmanager
-def _removing(folder: Path, path: Path) -> Iterator[None]:
-    """Remove the folder if the block fails, and raise a CheckpointWriteError."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        # torch's CheckpointException, of all ranks alike, is no Exception.
-        failures = list(getattr(error, "failures", {}).values())
-        if isinstance(error, CheckpointError) or not (failures or isinstance(error, Exception)):
-            raise
-        raise write_error(path, failures[0][0] if failures else error) from error
 
 
 def _is_spread(tensors: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import FORMAT_VERSION, mark_latest, plain, save_checkpoint_file
 
-from ._sharded import as_sharded, can_save_shards
+from ._sharded import as_sharded
 from ._state import samples_per_step
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def write_snapshot(
         writer: Writes a copy while training continues; without one the file is whole on return.
         then: Called on the main process once the file is whole and named.
         whole: Gather the tensors of a sharded model into the file; by default each process writes
-            its shards to a folder beside it, with torch 2.4 and newer.
+            its shards to a folder beside it.
 
     Raises:
         CheckpointError: On all processes, if something cannot be saved or written.
     """
-    is_sharded = not whole and as_sharded(runner.model) is not None and can_save_shards()
+    is_sharded = not whole and as_sharded(runner.model) is not None
     saves = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
     leave_out = [name for name, is_saved in saves.items() if not is_saved]
     if runner.optim_wrapper is None:
@@ -72,7 +72,7 @@ def write_snapshot(
             then()
 
     if is_sharded:
-        runner.sharded_saving.write(runner, checkpoint, path, write, writer)
+        runner.shard_writer.write(checkpoint, path, write, writer)
     elif writer is None:  # copied to the CPU by the main process alone
         run_on_main(lambda: write(plain(checkpoint)))
     else:
