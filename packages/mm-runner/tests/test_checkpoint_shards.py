@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import uuid
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ WHOLE = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 
 
 def folder_of(path):
-    folder = path.with_name(f"{path.name}.shards-{len(list(path.parent.iterdir())):012x}")
-    folder.mkdir()
+    folder = path.with_name(f"{path.name}.shards-{uuid.uuid4().hex[:12]}")
+    folder.mkdir(parents=True)
     return folder
 
 

@@ -120,13 +120,12 @@ ITERATIONS = {"by_epoch": False, "max_iters": 18, "val_interval": 5}
 NOISY = {"dataset": Blobs(noise=0.5)}
 
 
-@pytest.mark.parametrize("train_cfg", [EPOCHS, ITERATIONS], ids=["epochs", "iterations"])
 @pytest.mark.parametrize(
-    ("changes", "stops"),
+    ("train_cfg", "changes", "stops"),
     [
-        ({}, [1, 2, 7, None]),
-        ({"train_dataloader": loader_cfg(**NOISY)}, [6, 9, None]),
+        (EPOCHS, {"train_dataloader": loader_cfg(**NOISY)}, [1, 6, 7, None]),
         (
+            ITERATIONS,
             {
                 "optim_wrapper": {
                     "type": "AmpOptimWrapper",
@@ -140,6 +139,7 @@ NOISY = {"dataset": Blobs(noise=0.5)}
             [4, 14, None],
         ),
         (
+            EPOCHS,
             {
                 "model": {"type": BatchNormed},
                 "train_dataloader": loader_cfg(
@@ -149,7 +149,7 @@ NOISY = {"dataset": Blobs(noise=0.5)}
             [3, 4, 11, None],
         ),
     ],
-    ids=["plain", "augmented", "amp-accumulating-workers", "persistent-workers-drop-last"],
+    ids=["augmented", "amp-accumulating-workers", "persistent-workers-drop-last"],
 )
 def test_a_run_resumed_within_an_epoch_equals_an_uninterrupted_one(
     make_runner, tmp_path, train_cfg, changes, stops
@@ -206,10 +206,7 @@ def weighted(size=24, **options):
 @pytest.mark.parametrize(
     ("loader", "is_dropped"),
     [
-        (weighted, False),
         (lambda: weighted(generator=torch.Generator().manual_seed(1)), False),
-        (lambda: {**weighted(), "num_workers": 1}, False),
-        (lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True), True),
         (
             lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True, num_workers=1),
             True,
@@ -224,10 +221,7 @@ def weighted(size=24, **options):
         ),
     ],
     ids=[
-        "sampler-of-global-numbers",
         "sampler-of-its-own-numbers",
-        "sampler-and-worker",
-        "ready-loader",
         "ready-loader-with-worker",
         "stream",
         "stateful-stream",
@@ -408,19 +402,3 @@ def test_what_an_mmengine_checkpoint_does_not_say_is_taken_from_its_counts(make_
     assert [labels for _, labels, _ in rest.steps] == [labels for _, labels, _ in seen.steps[8:]]
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
     assert "no random numbers of this process: they start anew from the seed" in log
-
-
-def test_a_loop_over_epochs_goes_on_from_one_over_steps(make_runner):
-    with pytest.raises(Killed):
-        make_runner(
-            train_cfg={"by_epoch": False, "max_iters": 12},
-            custom_hooks=[StopAfter(8)],
-            **NO_VALIDATION,
-        ).train()
-    seen = Seen()
-    resumed = make_runner(
-        train_cfg={"max_epochs": 3}, resume=True, custom_hooks=[seen], **NO_VALIDATION
-    )
-    resumed.train()
-    assert [index for index, _, _ in seen.steps] == [2, 3, 4, 5, *range(6)]
-    assert (resumed.epoch, resumed.iter, resumed.max_iters) == (3, 18, 18)

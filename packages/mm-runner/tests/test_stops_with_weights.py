@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
-from mm_runner.runner import _snapshot as snapshot
+from mm_runner.runner import _state as snapshot
 
 pytestmark = pytest.mark.usefixtures("handlers")
 

@@ -4,7 +4,16 @@ A file holds tensors and Python primitives only, so that ``torch.load(weights_on
 without any package of ours.
 """
 
-from ._content import FORMAT_VERSION, clean_name, load_weights, plain, renamed
+from ._content import (
+    FORMAT_VERSION,
+    clean_name,
+    first_line,
+    load_weights,
+    plain,
+    renamed,
+    rng_state,
+    set_rng_state,
+)
 from ._loading import (
     LAST_CHECKPOINT,
     check_resumable,
@@ -14,7 +23,6 @@ from ._loading import (
     mark_latest,
 )
 from ._reading import read_file
-from ._rng import rng_state, set_rng_state
 from ._shards import (
     SHARDS,
     ShardWriter,
@@ -23,7 +31,7 @@ from ._shards import (
     remove_checkpoint,
     remove_leftovers,
 )
-from ._writing import BackgroundWriter, first_line, save_checkpoint_file, write_error
+from ._writing import BackgroundWriter, save_checkpoint_file, write_error
 
 __all__ = [
     "FORMAT_VERSION",

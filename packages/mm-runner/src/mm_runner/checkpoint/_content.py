@@ -1,12 +1,15 @@
-"""Content of a checkpoint: allowed values, names of parameters, loading of weights."""
+"""Content of a checkpoint: allowed values, names and loading of weights, random numbers."""
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from mm_runner.errors import CheckpointError
@@ -16,7 +19,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FORMAT_VERSION", "clean_name", "load_weights", "plain", "renamed"]
+__all__ = [
+    "FORMAT_VERSION",
+    "clean_name",
+    "first_line",
+    "load_weights",
+    "plain",
+    "renamed",
+    "rng_state",
+    "set_rng_state",
+]
 
 # Raised when a file of one version could not be read by the other.
 FORMAT_VERSION = 1
@@ -130,13 +142,21 @@ def _in_own_names(state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
     """Let torch load what fits; return a line for each misfit, and how many entries lack one."""
+    found: list[Any] = []
+    untyped: Any = model
+    # load_state_dict() returns these only where no shape differs.
+    handle = untyped.register_load_state_dict_post_hook(lambda _, keys: found.append(keys))
     try:
-        missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # shapes differ
+        model.load_state_dict(state, strict=False)
+        misfits = []
+    except RuntimeError as error:
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        return misfits, len(misfits)
+    finally:
+        handle.remove()
+    missing = [name for keys in found for name in keys.missing_keys]
     problems = [f"missing: {name}" for name in missing]
-    return problems + [f"unexpected: {name}" for name in unexpected], len(missing)
+    problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
+    return problems + misfits, len(missing) + len(misfits)
 
 
 def plain(
@@ -196,3 +216,48 @@ def _primitive(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)  # str(value) of an enum's member is its name
     return int(value) if isinstance(value, int) else float(value)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of Python's, torch's, the device's and (if imported) NumPy's generators.
+
+    Args:
+        device: The device of this process.
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if device.type != "cpu":
+        module = getattr(torch, device.type)
+        if hasattr(module, "get_rng_state"):
+            state[device.type] = module.get_rng_state(device)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        name, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (name, keys.tolist(), int(position), int(has_gauss), float(gauss))
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Return the generators to ``state``; those that this process lacks are passed over.
+
+    Raises:
+        CheckpointError: If it is no state of generators.
+    """
+    numpy = sys.modules.get("numpy")
+    try:
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
+        torch.set_rng_state(state["torch"])
+        if device.type in state and device.type != "cpu":
+            getattr(torch, device.type).set_rng_state(state[device.type], device)
+        if numpy is not None and "numpy" in state:
+            name, keys, *others = state["numpy"]
+            numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *others))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint's rng cannot be used: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class without one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

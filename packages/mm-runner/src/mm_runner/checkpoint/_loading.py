@@ -171,7 +171,6 @@ _NEEDED = {
     "meta": _DICT,
     **dict.fromkeys(("meta.epoch", "meta.iter", "meta.world_size"), _COUNT),
     "meta.seed?": _SEED,
-    "meta.samples_per_step?": _COUNT,
     **dict.fromkeys(("state_dict", "optimizer"), _DICT),
     "rng": _LIST,
     "rng.*": _DICT,

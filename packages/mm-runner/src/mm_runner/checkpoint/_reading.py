@@ -23,8 +23,7 @@ from mm_runner._torch_private import read_with
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import CheckpointError
 
-from ._content import FORMAT_VERSION
-from ._writing import first_line
+from ._content import FORMAT_VERSION, first_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,9 +28,9 @@ from mm_runner._main_process import run_on_main
 from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
-from ._content import plain
+from ._content import first_line, plain
 from ._reading import RestrictedUnpickler, read_file
-from ._writing import first_line, remove_unfinished, write_error
+from ._writing import remove_unfinished, write_error
 
 if TYPE_CHECKING:
     import os

@@ -11,7 +11,7 @@ import torch
 
 from mm_runner.errors import CheckpointWriteError
 
-from ._content import plain
+from ._content import first_line, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackgroundWriter",
-    "first_line",
     "remove_unfinished",
     "save_checkpoint_file",
     "write_atomically",
@@ -71,11 +70,7 @@ class _Sink:
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Write a file beside ``path``, flush it to the disk, and rename it.
-
-    Args:
-        path: The file; its directory is created if it is not there.
-        write: Called with the open binary file.
+    """Call ``write`` with a file beside ``path``, flush it to the disk, and rename it.
 
     Raises:
         CheckpointWriteError: If that failed; what was there before is untouched.
@@ -109,11 +104,6 @@ def write_error(path: Path, error: BaseException) -> CheckpointWriteError:
         f"Writing {path} failed: {first_line(error).rstrip('.')}. Free space or make the directory "
         "writable; the checkpoints before this one are untouched."
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its class without one."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def remove_unfinished(directory: Path) -> list[Path]:
@@ -163,11 +153,6 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
     def submit(self, checkpoint: Mapping[str, Any], write: Callable[[Any], object]) -> None:
         """Copy ``checkpoint``, and return while a thread calls ``write`` with the copy.
 
@@ -213,7 +198,8 @@ class BackgroundWriter:
             key = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
             if value.numel() == 0 or key not in copies:
                 buffer = buffers.pop(path, None)
-                if buffer is None or not _is_alike(buffer, value):
+                form = (value.shape, value.dtype, value.stride())
+                if buffer is None or (buffer.shape, buffer.dtype, buffer.stride()) != form:
                     buffer = _allocate(value)
                 copies[key] = self._buffers[path] = buffer.copy_(value)
             return copies[key]
@@ -225,10 +211,6 @@ class BackgroundWriter:
             write(copied)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             self._failure = error
-
-
-def _is_alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
 
 
 def _allocate(value: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def wrap_model(
     model = model.to(dist_info.device)
     if dist_info.backend is None:  # no process group; one may exist without any launcher
         return model
-    wrapper_cfg = {} if wrapper_cfg is None else wrapper_cfg
+    wrapper_cfg = wrapper_cfg or {}
     if not isinstance(wrapper_cfg, Mapping):
         raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
     wrapper = wrapper_type(wrapper_cfg)
@@ -166,7 +166,6 @@ class RunCompiler:
             apply_module_settings(bare, {})  # drop those of an earlier run
             if dist_info.backend is not None:
                 mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
-        # Now that its modules are those that stay, and before anything is put around them.
         apply_module_settings(bare, cfg)
         target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
         if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):

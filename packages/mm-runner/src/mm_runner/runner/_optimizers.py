@@ -49,7 +49,6 @@ _STEPS_ALONE = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD"),
 )
-_MOST_STEPS = 2**53
 _OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -59,16 +58,13 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
     Raises:
         ConfigError: If not, also for how the model is wrapped.
     """
-    bare = unwrap_model(model)
     step = getattr(type(model), "train_step", None)
     is_ours = step is MMDistributedDataParallel.train_step or as_sharded(model) is not None
-    if isinstance(optim_wrapper, OptimWrapperDict) and (
-        is_ours or (step is None and bare is not model)
-    ):
+    has_no_step = step is None and unwrap_model(model) is not model
+    if isinstance(optim_wrapper, OptimWrapperDict) and (is_ours or has_no_step):
         raise ConfigError(
             f"optim_wrapper: {len(optim_wrapper)} of them were given, {', '.join(optim_wrapper)}, "
-            f"and {type(model).__name__} steps the model as a whole, with one. To let the model's "
-            "own train_step choose, give "
+            f"and {type(model).__name__} steps the model as a whole, with one. Give "
             "cfg=dict(model_wrapper_cfg=dict(type='MMSeparateDistributedDataParallel'))."
         )
     of_model = {id(parameter) for parameter in model.parameters()}
@@ -77,9 +73,8 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
         if given and of_model.isdisjoint(map(id, given)):
             raise ConfigError(
                 f"optim_wrapper: none of the {len(given)} parameters of its "
-                f"{type(wrapper.optimizer).__name__} is one of the model's, which would learn "
-                "nothing. Build it over this very model, or give a dict, which is built once the "
-                "model is wrapped or sharded."
+                f"{type(wrapper.optimizer).__name__} is one of the model's. Build it over this "
+                "very model, or give a dict, which is built once the model is wrapped or sharded."
             )
 
 
@@ -88,18 +83,16 @@ def scale_rates(
 ) -> None:
     """Scale the learning rates by how many samples an optimizer step takes, and log it.
 
-    Args:
-        runner: Has the training loader.
-        optim_wrapper: A wrapper, or several.
-        auto_scale_lr: ``dict(base_batch_size=..., enable=True)``; ``None``, like ``enable=False``,
-            leaves learning rates as they are.
+    ``auto_scale_lr`` is ``dict(base_batch_size=..., enable=True)``; ``None``, like
+    ``enable=False``, leaves learning rates as they are.
 
     Raises:
         ConfigError: If that number is not known, or there is no ``base_batch_size``.
     """
-    if auto_scale_lr is not None:
-        check_auto_scale(auto_scale_lr, "auto_scale_lr")
-    if auto_scale_lr is None or not auto_scale_lr.get("enable", False):
+    if auto_scale_lr is None:
+        return
+    check_auto_scale(auto_scale_lr, "auto_scale_lr")
+    if not auto_scale_lr.get("enable", False):
         return
     per_process = batch_of_process(runner.train_dataloader)
     if per_process is None:
@@ -132,9 +125,9 @@ def build_schedules(runner: Runner, scheduler: Any) -> Any:
     loader: Any = runner.train_dataloader  # builds the training loop, which has the other lengths
     epoch_length: int | None = None
     with suppress(TypeError):
-        epoch_length = len(loader) or None
-    if epoch_length and is_endless(loader):  # its sampler counts the samples of all processes
-        epoch_length = max(epoch_length // runner.world_size, 1)
+        # An endless sampler counts the samples of all processes.
+        share = runner.world_size if is_endless(loader) else 1
+        epoch_length = max(len(loader) // share, 1) if len(loader) else None
     return build_param_schedulers(
         runner.optim_wrapper,
         scheduler,
@@ -152,10 +145,10 @@ def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
     """
     wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
     if not by_name.keys() <= wrappers.keys():
-        own, others = (", ".join(name or "one" for name in names) for names in (wrappers, by_name))
         raise ConfigError(
-            f"param_schedulers: they are for {others}, and optim_wrapper is {own}. Of several "
-            "wrappers they are a dict of lists by name, of a single one a list."
+            f"param_schedulers: they are for {', '.join(by_name)}, and optim_wrapper is for "
+            f"{', '.join(wrappers)}. Of several wrappers they are a dict of lists by name, of a "
+            "single one a list."
         )
     for name, group in by_name.items():
         known = {id(one) for one in wrappers[name].param_groups}
@@ -164,10 +157,9 @@ def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
             groups = getattr(getattr(one, "optimizer", None), "param_groups", None)
             if groups is not None and known.isdisjoint(map(id, groups)):
                 raise ConfigError(
-                    f"param_schedulers: the schedules assigned{f' for {name}' if name else ''} are "
-                    f"over another {type(one.optimizer).__name__} than the one that is trained "
-                    "with. Assign their config, param_schedulers = [dict(type=...)]; or assign "
-                    "optim_wrapper first, and build them then."
+                    "param_schedulers: the schedules assigned are over another "
+                    f"{type(one.optimizer).__name__} than the one that is trained with. Assign "
+                    "their config, or assign optim_wrapper first and build them then."
                 )
 
 
@@ -232,12 +224,10 @@ def _check_state(optimizer: Any, group: dict[str, Any]) -> None:
             continue
         for key, value in trial.state[tiny].items():
             found = state.get(key)
-            if key == "step":
-                is_right = is_finite(found) and 0 <= found < _MOST_STEPS and found == int(found)
-            elif getattr(value, "shape", None) == tiny.shape:
+            if getattr(value, "shape", None) == tiny.shape:
                 is_right = getattr(found, "shape", None) == parameter.shape
-            else:
-                is_right = value is None or is_finite(found)
+            else:  # counts and factors
+                is_right = value is None or (is_finite(found) and found >= 0)
             if not is_right:
                 shape = tuple(parameter.shape)
                 raise _misfit(f"its {key} of a parameter of the shape {shape} does not fit")

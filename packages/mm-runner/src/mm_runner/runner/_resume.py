@@ -137,19 +137,11 @@ def load_weights_of(
 
     Raises:
         CheckpointError: On all processes, if it cannot be read, or nothing in it fits.
-        ConfigError: If ``revise_keys`` holds something that is no such pair.
     """
-    try:
-        pairs = [(re.compile(pattern), replacement) for pattern, replacement in revise_keys]
-    except (TypeError, ValueError, re.error) as error:
-        raise ConfigError(
-            f"revise_keys: {revise_keys!r} was given ({error}); pairs of a regular expression and "
-            "its replacement are needed."
-        ) from error
 
     def revised_name(name: str) -> str:
-        for pattern, replacement in pairs:
-            name = pattern.sub(replacement, name)
+        for pattern, replacement in revise_keys:
+            name = re.sub(pattern, replacement, name)
         return name
 
     checkpoint = _read(runner, Path(filename))

@@ -22,8 +22,7 @@ from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator, build_loader, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
-from ._snapshot import write_snapshot
-from ._state import RunState
+from ._state import RunState, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,35 +1,48 @@
-"""The stateful parts of a run: one list, which a snapshot and a restore walk."""
+"""The stateful parts of a run, one list; saving them to a checkpoint and restoring them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import time
 from collections import Counter
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 import mm_dist
 from mm_amp import MMAmpError
-from mm_runner.checkpoint import first_line, plain, rng_state, set_rng_state
+from mm_runner._main_process import run_on_main
+from mm_runner.checkpoint import (
+    FORMAT_VERSION,
+    first_line,
+    mark_latest,
+    plain,
+    rng_state,
+    save_checkpoint_file,
+    set_rng_state,
+)
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
 from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
-from mm_runner.optim import named_schedulers, named_wrappers
+from mm_runner.optim import named_schedulers
 
 from ._optimizers import loading_optimizers
 from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights, write_optimizer
-from ._summary import batch_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
 
+    from mm_runner.checkpoint import BackgroundWriter
     from mm_runner.hooks import Hook
 
     from ._runner import Runner
 
-__all__ = ["Part", "RunState", "samples_per_step"]
+__all__ = ["Part", "RunState", "write_snapshot"]
 
 # Left out of a checkpoint where they are empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
@@ -55,11 +68,7 @@ class Part(NamedTuple):
 
 
 class RunState:
-    """The state of a run.
-
-    Attributes:
-        parts: In the order they are restored.
-    """
+    """The state of a run: ``parts``, in the order they are restored."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -87,8 +96,7 @@ class RunState:
 
         Args:
             leave_out: Names of parts.
-            is_sharded: Leave the tensors of a sharded model spread over the processes, instead of
-                gathering them.
+            is_sharded: Leave the tensors of a sharded model spread over the processes.
 
         Raises:
             CheckpointError: On all processes, if the state of one cannot be saved.
@@ -272,11 +280,9 @@ class RunState:
         batches = getattr(runner.train_loop, "batches", None)
         if batches is not None:
             position = batches.rescaled(position, saved, runner.world_size)
-        before, now = meta.get("samples_per_step"), samples_per_step(runner)
-        sizes = f"A step took {before} samples, and takes {now}. " if before and now else ""
         runner.logger.warning(
             f"The checkpoint was written by {saved} process(es), this run has "
-            f"{runner.world_size}: the data continue {_place(position)}, each sample once. {sizes}"
+            f"{runner.world_size}: the data continue {_place(position)}, each sample once. "
             "Schedules and learning rates are left as they are."
         )
         return {**state, "position": position._asdict(), "pass": {}}
@@ -317,12 +323,75 @@ class RunState:
         return int(self._checkpoint.get("meta", {}).get("iter", 0))
 
 
-def samples_per_step(runner: Runner) -> int | None:
-    """Return how many samples a step of all processes takes; ``None`` if nobody knows."""
-    size = batch_of_process(getattr(vars(runner).get("train_loop"), "dataloader", None))
-    wrappers = named_wrappers(runner.optim_wrapper) if runner.optim_wrapper is not None else {}
-    counts = [int(getattr(one, "accumulative_counts", 1)) for one in wrappers.values()]
-    return size and size * runner.world_size * max(counts, default=1)
+def write_snapshot(
+    runner: Runner,
+    path: Path,
+    *,
+    save_optimizer: bool = True,
+    save_param_scheduler: bool = True,
+    meta: Mapping[str, Any] | None = None,
+    mark_as_latest: bool = True,
+    writer: BackgroundWriter | None = None,
+    then: Callable[[], None] | None = None,
+    whole: bool = False,
+) -> None:
+    """Save the run. Every process must call this: each contributes its state.
+
+    Args:
+        runner: The run.
+        path: The file.
+        save_optimizer: Include the optimizer and the loss scaler.
+        save_param_scheduler: Include the schedules.
+        meta: Added to the header of the checkpoint.
+        mark_as_latest: Let ``last_checkpoint`` name the file, so that resuming finds it.
+        writer: Writes a copy while training continues; without one the file is whole on return.
+        then: Called on the main process once the file is whole and named.
+        whole: Gather the tensors of a sharded model into the file; by default each process writes
+            its shards to a folder beside it.
+
+    Raises:
+        CheckpointError: On all processes, if something cannot be saved or written.
+    """
+    is_sharded = not whole and as_sharded(runner.model) is not None
+    saves = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
+    leave_out = [name for name, is_saved in saves.items() if not is_saved]
+    if runner.optim_wrapper is None:
+        leave_out.append("optimizer")
+    state = runner.state.snapshot(leave_out=leave_out, is_sharded=is_sharded)
+    checkpoint = {"meta": {**_header(runner, state), **(meta or {})}, **state}
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+
+    def write(content: dict[str, Any]) -> None:
+        save_checkpoint_file(content, path)
+        if mark_as_latest:
+            mark_latest(path, runner.work_dir)
+        if then is not None:
+            then()
+
+    if is_sharded:
+        runner.shard_writer.write(checkpoint, path, write, writer)
+    elif writer is None:  # copied to the CPU by the main process alone
+        run_on_main(lambda: write(plain(checkpoint)))
+    else:
+        run_on_main(lambda: writer.submit(checkpoint, write))
+
+
+def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
+    versions = {"torch": str(torch.__version__)}
+    for package in ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu"):
+        with suppress(PackageNotFoundError):  # run from a source tree
+            versions[package] = version(package)
+    return {
+        "epoch": state["data"][0]["epoch"],
+        "iter": state["data"][0]["iter"],
+        "format_version": FORMAT_VERSION,
+        "seed": runner.seed,
+        "world_size": runner.world_size,
+        "experiment_name": runner.experiment_name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cfg": runner.logs.config_text,
+        "versions": versions,
+    }
 
 
 def _place(position: DataPosition) -> str:
