@@ -61,7 +61,7 @@ class Interruption:
     def _reset(self) -> None:
         self.saved: Path | None = None
         self.ran_out_of_time = False
-        self._wishes: set[int] = set()
+        self._wish = 0  # of this process
         # When the main process's time is up, and the request that follows.
         self._deadline: tuple[float, int] | None = None
         self._group: Any = None  # of CPUs: its collectives wait for no device
@@ -76,10 +76,7 @@ class Interruption:
             if runner.interruption.pending:
                 runner.interruption.settle(runner)
         """
-        if not self._is_listening:
-            return False
-        is_due = self._deadline is not None and time.monotonic() >= self._deadline[0]
-        return bool(self._wishes or is_due or self._group is not None)
+        return self._is_listening and (self._group is not None or self._own_wish() > 0)
 
     @contextmanager
     def listening(self, runner: Runner) -> Iterator[None]:
@@ -90,9 +87,7 @@ class Interruption:
             self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
         self._is_listening = True
         try:
-            with StopSignals(
-                lambda number: self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
-            ):
+            with StopSignals(self._ask):
                 yield
         finally:
             # A late request, also of a thread that is still to end, must not cut what follows.
@@ -131,7 +126,8 @@ class Interruption:
         if runner.holds_gradients:
             return
         wish = self._agreed()
-        self._wishes.discard(wish)
+        if wish:
+            self._wish = 0
         if wish == _TIME_UP:
             saved = self._save_and_say(runner)
             runner.logger.warning(
@@ -187,12 +183,12 @@ class Interruption:
 
     def _own_wish(self) -> int:
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:
-            self._wishes.add(self._deadline[1])
-        return max(self._wishes, default=0)
+            self._ask(self._deadline[1])
+        return self._wish
 
     def _ask(self, wish: int) -> None:
         if self._is_listening:
-            self._wishes.add(wish)
+            self._wish = max(self._wish, wish)
 
     def _save_and_say(self, runner: Runner) -> str:
         if not self.saves:
@@ -203,15 +199,15 @@ class Interruption:
 
 
 class StopSignals:
-    """Call ``on_stop`` with the numbers of signals that arrive within the block.
+    """Call ``ask`` with a request for each signal that arrives within the block.
 
     Off the main thread nothing is handled. A handler that was there before is called too, but an
     exit that it asks for waits for the checkpoint. Ignored signals stay ignored, the second SIGINT
     ends the process at once, and a signal that nobody acted on is sent again after the block.
     """
 
-    def __init__(self, on_stop: Callable[[int], None]) -> None:
-        self._on_stop = on_stop
+    def __init__(self, ask: Callable[[int], None]) -> None:
+        self._ask = ask
         self._pid, self._received = os.getpid(), 0
         self._previous: dict[int, Any] = {}
 
@@ -246,7 +242,7 @@ class StopSignals:
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
             os.write(2, b"\nCtrl-C: leaving after this step. Once more: leaving at once.\n")
-        self._on_stop(number)
+        self._ask(_INTERRUPTED if number == signal.SIGINT else _PREEMPTED)
         previous = self._previous[number]
         if callable(previous) and previous is not signal.default_int_handler:
             with suppress(SystemExit, KeyboardInterrupt):  # this run leaves by itself
