@@ -180,12 +180,10 @@ class Hook:
     @classmethod
     def acts_at(cls, stage: str) -> bool:
         """Return whether this class does anything at ``stage``."""
-        if getattr(cls, stage) is not getattr(Hook, stage):
-            return True
-        when, _, unit = stage.replace("_train_", "_").partition("_")
-        unit = unit.removeprefix("val_").removeprefix("test_")
-        common = f"_{when}_{unit}"
-        return unit in {"epoch", "iter"} and getattr(cls, common) is not getattr(Hook, common)
+        (when, *_, unit), names = stage.split("_"), [stage]
+        if unit in ("epoch", "iter"):
+            names.append(f"_{when}_{unit}")
+        return any(getattr(cls, name) is not getattr(Hook, name) for name in names)
 
     # What MMEngine's hooks ask of the base class.
     stages = STAGES
@@ -202,17 +200,14 @@ class Hook:
         count = runner.epoch + 1 - start
         return n > 0 and count >= 0 and count % n == 0
 
+    def every_n_train_iters(self, runner: RunView, n: int, start: int = 0) -> bool:
+        """Return the same as :meth:`every_n_epochs`, for the step of the run just trained."""
+        count = runner.iter + 1 - start
+        return n > 0 and count >= 0 and count % n == 0
+
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
         """Return whether the step just trained is ``n``, ``2 n``, and so on of this epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
-
-    def every_n_train_iters(self, runner: RunView, n: int, start: int = 0) -> bool:
-        """Return whether the step of the run just trained is ``start``, ``start + n``, and so on.
-
-        Without ``start`` it is the first at ``n``. An ``n`` that is not positive is never.
-        """
-        count = runner.iter + 1 - start
-        return n > 0 and count >= 0 and count % n == 0
 
     def end_of_epoch(self, dataloader: Any, batch_idx: int) -> bool:
         """Return whether ``batch_idx`` is the last of ``dataloader``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import mm_dist
@@ -50,12 +51,12 @@ class HookList:
 
     Attributes:
         hooks: The hooks, in the order they act.
-        methods: Methods to call at each stage, in this order. :meth:`add` makes new lists.
+        methods: Methods to call at each stage, in this order: only overridden ones, as others would
+            cost each step time.
     """
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        # Only overridden stages are listed: unused ones cost a step nothing.
         self.methods: dict[str, list[Any]] = {stage: [] for stage in STAGES}
         self._wrapper: Wrapper | None = None
 
@@ -94,15 +95,15 @@ class HookList:
                     f"{where}: a second {kind.__name__} was given, and a run has only one. Leave "
                     "one out; default_hooks changes those that every run has."
                 )
-        _warn_near_stages(hook)
+        _warn_near_stages(type(hook))
         hook.priority = priority_of(hook.priority if priority is None else priority)
-        self.hooks = sorted([*self.hooks, hook], key=lambda one: priority_of(one.priority))
-        self._collect_methods()
+        self.hooks = sorted([*self.hooks, hook], key=attrgetter("priority"))
+        self.wrap(self._wrapper)
 
     def remove(self, hook: Hook) -> None:
         """Remove a hook; nothing, if it is not there."""
         self.hooks = [one for one in self.hooks if one is not hook]
-        self._collect_methods()
+        self.wrap(self._wrapper)
 
     def wrap(self, wrapper: Wrapper | None) -> None:
         """Call what ``wrapper(hook, stage, method)`` returns in the place of each hook's method.
@@ -110,7 +111,14 @@ class HookList:
         It holds from the next call of a stage on, until ``None`` is given.
         """
         self._wrapper = wrapper
-        self._collect_methods()
+        for stage in STAGES:
+            acting = [hook for hook in self.hooks if hook.acts_at(stage)]
+            methods = [getattr(hook, stage) for hook in acting]
+            if wrapper is not None:
+                pairs = zip(acting, methods, strict=True)
+                methods = [wrapper(hook, stage, method) for hook, method in pairs]
+            # A new list: a hook that adds another one is called from the old list just now.
+            self.methods[stage] = methods
 
     def call(self, runner: RunView, stage: str, /, **arguments: Any) -> None:
         """Call every hook that has the method ``stage``."""
@@ -125,38 +133,26 @@ class HookList:
         names: dict[Any, str] = {level: name for name, level in _LEVELS.items()}
         parts = []
         for stage in STAGES:
-            acting = [hook for hook in self.hooks if type(hook).acts_at(stage)]
             lines = [
                 f"({names.get(one.priority, str(one.priority)):<12}) {type(one).__name__}"
-                for one in acting
+                for one in self.hooks
+                if one.acts_at(stage)
             ]
             parts += ["\n".join([f"{stage}:", *lines])] if lines else []
         return "\n\n".join(parts)
 
-    def _collect_methods(self) -> None:
-        for stage in STAGES:
-            # New lists: a hook that adds another one is called from the old list just now.
-            self.methods[stage] = [
-                self._wrapper(hook, stage, getattr(hook, stage))
-                if self._wrapper
-                else getattr(hook, stage)
-                for hook in self.hooks
-                if type(hook).acts_at(stage)
-            ]
 
-
-def _warn_near_stages(hook: Hook) -> None:
+def _warn_near_stages(kind: type[Hook]) -> None:
     """Warn of methods that are never called and are named nearly like a stage."""
-    for name in dir(type(hook)):
+    for name in dir(kind) if mm_dist.is_main_process() else ():
         is_own = not name.startswith("_") and not hasattr(Hook, name)
-        if is_own and inspect.isfunction(getattr(type(hook), name)) and mm_dist.is_main_process():
-            hint = did_you_mean(name, STAGES, cutoff=_SLIP)
-            if hint:
-                warnings.warn(
-                    f"{type(hook).__name__}.{name} is no stage of a run, and only "
-                    f"runner.call_hook({name!r}) would call it.{hint}",
-                    stacklevel=3,
-                )
+        hint = did_you_mean(name, STAGES, cutoff=_SLIP) if is_own else ""
+        if hint and inspect.isfunction(getattr(kind, name)):
+            warnings.warn(
+                f"{kind.__name__}.{name} is no stage of a run, and only "
+                f"runner.call_hook({name!r}) would call it.{hint}",
+                stacklevel=3,
+            )
 
 
 def build_hooks(
@@ -175,8 +171,8 @@ def build_hooks(
     """
     hooks = HookList()
     changed = {} if default_hooks is None else need_mapping(default_hooks, "default_hooks")
-    for name, given in {**DEFAULT_HOOKS, **changed}.items():
-        cfg, default = given, DEFAULT_HOOKS.get(name)
+    for name, cfg in {**DEFAULT_HOOKS, **changed}.items():
+        default = DEFAULT_HOOKS.get(name)
         is_complete = isinstance(cfg, Hook) or (isinstance(cfg, Mapping) and "type" in cfg)
         is_slip = did_you_mean(str(name), DEFAULT_HOOKS, cutoff=0.8)
         if default is None and (is_slip or not is_complete):
@@ -185,13 +181,12 @@ def build_hooks(
                 f"{', '.join(DEFAULT_HOOKS)}.{did_you_mean(str(name), DEFAULT_HOOKS)} One of your "
                 "own needs a 'type', here or in custom_hooks."
             )
-        if cfg is None:
-            continue
         level = default["priority"] if default else None
         if isinstance(cfg, Mapping):
-            base = {"priority": level} if is_complete else default
-            cfg, level = {**(base or {}), **cfg}, None
-        hooks.add(cfg, level, where=f"default_hooks.{name}")
+            base = {"priority": level} if is_complete else DEFAULT_HOOKS[name]
+            cfg, level = {**base, **cfg}, None  # noqa: PLW2901
+        if cfg is not None:
+            hooks.add(cfg, level, where=f"default_hooks.{name}")
     if not isinstance(custom_hooks, (list, tuple, type(None))):
         raise ConfigError(
             f"custom_hooks: a list of hooks or their configs is needed, got {custom_hooks!r}."
