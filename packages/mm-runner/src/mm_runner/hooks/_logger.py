@@ -10,8 +10,8 @@ from typing_extensions import override
 import mm_dist
 from mm_runner.evaluator import as_number
 
+from ._default_hooks import learning_rates
 from ._hook import Hook, check_integer
-from ._runtime_info import learning_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
