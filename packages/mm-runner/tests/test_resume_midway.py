@@ -402,3 +402,14 @@ def test_what_an_mmengine_checkpoint_does_not_say_is_taken_from_its_counts(make_
     assert [labels for _, labels, _ in rest.steps] == [labels for _, labels, _ in seen.steps[8:]]
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
     assert "no random numbers of this process: they start anew from the seed" in log
+
+
+def test_data_of_another_length_are_named(make_runner):
+    with pytest.raises(Killed):
+        make_runner(custom_hooks=[StopAfter(8)]).train()
+    resumed = make_runner(resume=True, train_dataloader=loader_cfg(40))
+    resumed.train()
+    assert (
+        "written in a pass of 6 batches, which has 10 in this run: the dataset or the batch size "
+        "has changed. The data continue after sample 8 of pass 2."
+    ) in next(resumed.log_dir.glob("*.log")).read_text()

@@ -166,7 +166,10 @@ def test_two_ranks_go_on_exactly_and_another_number_of_them_draws_the_rest(run_r
     assert sorted(every) == sorted(Blobs(48).inputs[:, 0].tolist())
     assert (runner.epoch, runner.iter, runner.max_iters) == (1, 13, 13)
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "written by 2 process(es), this run has 1: the data continue after sample 33" in log
+    assert (
+        "written by 2 process(es), this run has 1: the data continue after sample 33 of pass 1, "
+        "each sample once. Schedules and learning rates are left as they are."
+    ) in log
 
 
 def test_four_ranks_go_on_exactly(run_ranks, tmp_path):
