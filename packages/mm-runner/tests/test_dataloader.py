@@ -128,10 +128,11 @@ def test_num_batch_per_epoch_shortens_the_epoch():
     assert len(build(loader_cfg(size=4, batch_size=2, num_batch_per_epoch=9))) == 2
 
 
-def test_a_shortened_dataset_has_the_attributes_of_the_whole():
-    loader = build(loader_cfg(batch_size=2, num_batch_per_epoch=2, num_workers=1))
-    assert loader.dataset.noise == 0.0
-    assert not hasattr(loader.dataset, "metainfo")
+def test_a_shortened_dataset_has_the_metainfo_of_the_whole():
+    dataset = Blobs(24)
+    dataset.metainfo = {"classes": ("a", "b", "c")}
+    loader = build(loader_cfg(dataset=dataset, batch_size=2, num_batch_per_epoch=2, num_workers=1))
+    assert loader.dataset.metainfo == dataset.metainfo
     assert labels(loader) == [[0, 1], [2, 0]]
     cfg = loader_cfg(num_batch_per_epoch=3)
     del cfg["batch_size"]

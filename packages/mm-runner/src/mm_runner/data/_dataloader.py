@@ -20,6 +20,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -27,7 +28,7 @@ from torch.utils.data import (
 from mm_runner.errors import ConfigError
 from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg
 
-from ._datasets import FirstSamples, check_dataset
+from ._datasets import check_dataset
 from ._feed import has_streams
 from ._sampler import DataSettings, SeekableBatchSampler, batch_seed, seed_process
 
@@ -137,7 +138,11 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
             f"{where}.num_batch_per_epoch: a batch_size, and a dataset with a length and indices, "
             f"are needed; got {batch_size!r} and {type(dataset).__name__}."
         )
-    return FirstSamples(dataset, num_batches * batch_size * settings.world_size)
+    size = min(len(dataset), num_batches * batch_size * settings.world_size)
+    first: Any = Subset(dataset, range(size))
+    if hasattr(dataset, "metainfo"):  # for the metrics
+        first.metainfo = dataset.metainfo
+    return first
 
 
 def _add_sampling(

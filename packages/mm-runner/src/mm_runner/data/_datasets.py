@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
@@ -23,7 +23,6 @@ from mm_runner.registry._build import holds_configs
 __all__ = [
     "ClassBalancedDataset",
     "ConcatDataset",
-    "FirstSamples",
     "RepeatDataset",
     "check_dataset",
 ]
@@ -54,19 +53,6 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
             "A dataset is a list of samples, an object with __getitem__(index) and __len__()"
             f"{'' if has_length else ', or an IterableDataset'}."
         )
-
-
-class FirstSamples(Subset[Any]):
-    """The first ``size`` samples of a dataset, with its attributes, such as ``metainfo``."""
-
-    def __init__(self, dataset: Any, size: int) -> None:
-        super().__init__(dataset, range(min(len(dataset), size)))
-
-    def __getattr__(self, name: str) -> Any:
-        # Asked for by pickle before there is a dataset; and torch looks for ways to read a batch.
-        if name.startswith("__") or name == "dataset":
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 class _Wrapper(Dataset[Any], ABC):

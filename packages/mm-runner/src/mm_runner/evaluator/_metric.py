@@ -64,10 +64,6 @@ class BaseMetric(ABC):
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
         """Reduce the results of all samples, in the order of the dataset, to numbers by name."""
 
-    def sample_results(self) -> list[Any]:
-        """Return one entry per sample; override where :meth:`process` keeps something denser."""
-        return self.results
-
     def reset(self) -> None:
         """Clear the results before an evaluation. Override to clear other state."""
         self.results = []
@@ -84,7 +80,7 @@ class BaseMetric(ABC):
         Raises:
             ConfigError: If :meth:`compute_metrics` returned no dict.
         """
-        results = self.sample_results()
+        results = self.results
         # A metric may keep one entry per batch, as MMEngine's guide shows: fewer than samples.
         total = sum(mm_dist.all_gather_object(len(results)))
         if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
@@ -150,9 +146,9 @@ class Accuracy(BaseMetric):
         self.results.append(scores.argmax(dim=1) == labels)
 
     @override
-    def sample_results(self) -> list[bool]:
-        batches: list[Tensor] = self.results
-        return [hit for batch in batches for hit in batch.tolist()]
+    def evaluate(self, size: int) -> dict[str, float]:
+        self.results = [hit for batch in self.results for hit in batch.tolist()]
+        return super().evaluate(size)
 
     @override
     def compute_metrics(self, results: list[bool]) -> dict[str, float]:
