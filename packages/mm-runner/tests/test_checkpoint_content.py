@@ -65,11 +65,6 @@ def test_load_weights_says_what_does_not_fit_and_takes_the_rest():
     assert torch.equal(model.bias, torch.ones(3))
 
 
-def test_load_weights_lists_ten_problems_and_counts_the_others():
-    with pytest.raises(CheckpointError, match=r"unexpected: 7 and 3 more"):
-        load_weights(nn.Linear(1, 1), {str(i): 1 for i in range(11)}, strict=True)
-
-
 def test_plain_keeps_primitives_and_brings_tensors_to_the_host():
     parameter = nn.Parameter(torch.ones(2))
     value = plain({"a": [1, (2.5, None)], "b": OrderedDict(c=parameter), 3: "x", "d": True})
@@ -92,13 +87,6 @@ def test_plain_turns_subclasses_of_primitives_into_primitives():
         assert type(plain(value)) in (int, str)
         assert plain(value) == value
     assert [type(key) for key in plain({Text("k"): 1})] == [str]
-
-
-def test_plain_turns_numpys_numbers_into_primitives():
-    numpy = pytest.importorskip("numpy")
-    values = plain([numpy.float64(0.5), numpy.float32(0.5), numpy.int64(3), numpy.bool_(1)])
-    assert values == [0.5, 0.5, 3, True]
-    assert [type(value) for value in values] == [float, float, int, bool]
 
 
 def test_plain_names_the_path_of_what_may_not_be_saved():
@@ -139,11 +127,8 @@ class Versioned(BaseModel):
         return {"loss": self.part(inputs[:, :2]).square().mean()}
 
 
-@pytest.mark.parametrize("in_background", [False, True], ids=["at-once", "by-a-thread"])
-def test_a_module_loads_its_own_version_and_migrates_an_older_one(
-    make_runner, tmp_path, in_background
-):
-    hooks = {"checkpoint": {"type": "CheckpointHook", "async_save": in_background}}
+def test_a_module_loads_its_own_version_and_migrates_an_older_one(make_runner, tmp_path):
+    hooks = {"checkpoint": {"type": "CheckpointHook", "async_save": True}}
     without = dict.fromkeys(("val_dataloader", "val_cfg", "val_evaluator"))
     runner = make_runner(
         model={"type": Versioned}, train_cfg={"max_epochs": 1}, default_hooks=hooks, **without
@@ -171,15 +156,6 @@ def test_a_module_loads_its_own_version_and_migrates_an_older_one(
     checkpoint["state_dict"]._metadata["part"]["version"] = 1
     save_checkpoint_file(checkpoint, path)
     assert torch.equal(loaded()["part.scale"], trained["part.shift"])
-
-
-@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
-def test_versions_go_by_the_names_that_wrappers_gave_the_modules(prefix):
-    source, target = Versioned(), Versioned()
-    nn.init.constant_(source.part.scale, 3)
-    state = source.state_dict(prefix=prefix)
-    assert load_weights(target, state, strict=True) == []
-    assert torch.equal(target.part.scale, source.part.scale)
 
 
 def test_a_converted_checkpoint_keeps_the_versions(tmp_path):

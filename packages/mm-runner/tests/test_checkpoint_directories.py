@@ -1,7 +1,6 @@
 """Where checkpoints lie: the work directory, or a directory that several runs share."""
 
 import multiprocessing
-import os
 import time
 
 import pytest
@@ -49,64 +48,6 @@ def test_runs_that_share_a_directory_keep_their_files_apart(tmp_path):
     assert [line for line in log.splitlines() if line.startswith("  checkpoints")] == [
         *[f"  checkpoints  {out / 'a'}"] * 2  # as training begins, and as it has ended
     ]
-
-
-@pytest.mark.parametrize("name", ["here", "./here/", "else/../here"])
-def test_the_work_directory_may_be_named(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    runner = run("here", {"out_dir": name}, epochs=1)
-    assert saved(runner) == ["epoch_1.pth"]
-
-
-def test_a_run_goes_on_from_its_own_of_the_shared_files(tmp_path):
-    shared = {"out_dir": str(tmp_path / "out"), "save_best": "accuracy", "max_keep_ckpts": 2}
-    run(tmp_path / "other", shared, epochs=4)
-    with pytest.raises(Killed):
-        run(tmp_path / "own", shared, epochs=4, custom_hooks=[StopBeforeEpoch(2)])
-    resumed = run(tmp_path / "own", shared, epochs=4, values=(0.9, 0.7, 0.8), resume=True)
-    assert resumed.epoch == 4
-    own = tmp_path / "out" / "own"
-    # The best of before is still the best, and what is superfluous of before is gone.
-    assert names_in(own) == ["best_accuracy.pth", "epoch_3.pth", "epoch_4.pth"]
-    assert load_checkpoint_file(own / "best_accuracy.pth")["meta"]["epoch"] == 2
-    assert len(names_in(tmp_path / "out" / "other")) == 3
-
-
-def _alike(rank, tmp_path):
-    # What a process sees of a link may differ from what another does.
-    link = tmp_path / "link"
-    if rank == 0:
-        (tmp_path / "real").mkdir()
-        link.symlink_to(tmp_path / "real")
-    runner = run(link, {"out_dir": str(tmp_path / "out")}, epochs=1)
-    hook = next(hook for hook in runner.hooks if type(hook).__name__ == "CheckpointHook")
-    assert hook.save_now(runner) == tmp_path / "out" / "link" / "epoch_1.pth"
-
-
-def test_all_processes_have_the_same_directory(run_ranks, tmp_path):
-    run_ranks(_alike, 2, tmp_path)
-    assert names_in(tmp_path / "out") == ["link"]
-
-
-class ChangeDirectory(Hook):
-    def __init__(self, directory):
-        self.directory = directory
-
-    @override
-    def before_train_epoch(self, runner):
-        if runner.epoch == 1:
-            os.chdir(self.directory)
-
-
-def test_a_program_may_change_its_directory_while_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").mkdir()
-    saving = {"out_dir": "out", "save_best": "accuracy", "max_keep_ckpts": 1}
-    runner = run("run", saving, custom_hooks=[ChangeDirectory("other")])
-    assert names_in(tmp_path / "out" / "run") == ["best_accuracy.pth", "epoch_2.pth"]
-    assert names_in(tmp_path / "other") == []
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "removed" not in log
 
 
 def test_a_run_whose_work_directory_is_reached_by_a_link_goes_on_from_out_dir(tmp_path):

@@ -123,12 +123,6 @@ def test_a_validation_is_cut_short_and_done_again(make_runner, whole):
     assert_equal(parameters(resumed), whole)
 
 
-def test_a_signal_before_the_first_step_waits_for_its_end(make_runner):
-    runner = make_runner(custom_hooks=[SendAt(signal.SIGTERM, "before_train", at=0)])
-    assert stopped(runner) == 75
-    assert runner.iter == 1
-
-
 @pytest.mark.parametrize("hook", [None, {"save_optimizer": False}], ids=["none", "weights"])
 def test_a_run_without_a_hook_that_saves_all_of_it_is_saved_too(make_runner, hook):
     runner = make_runner(

@@ -109,42 +109,6 @@ def test_resume_takes_the_checkpoints_seed_and_says_so(make_runner):
     assert make_runner(randomness=None, resume=True).train() is not None
 
 
-def test_a_validation_before_training_does_not_lose_the_resume(make_runner):
-    make_runner().train()
-    runner = make_runner(resume=True, train_cfg={"max_epochs": 3})
-    runner.val()
-    seen = []
-
-    class Epochs(Hook):
-        @override
-        def before_train_epoch(self, runner):
-            seen.append(runner.epoch)
-
-    runner.register_hook(Epochs())
-    runner.train()
-    assert seen == [2]
-
-
-def test_a_training_that_failed_before_it_began_is_resumed_all_the_same(make_runner):
-    class FailOnce(Hook):
-        is_due = True
-
-        @override
-        def before_run(self, runner):
-            if self.is_due:
-                self.is_due = False
-                raise Killed
-
-    make_runner().train()
-    runner = make_runner(resume=True, custom_hooks=[FailOnce()], train_cfg={"max_epochs": 3})
-    with pytest.raises(Killed):
-        runner.train()
-    runner.train()
-    assert (runner.epoch, runner.iter) == (3, 18)
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "Resumed after epoch 2, step 12" in log
-
-
 @pytest.mark.parametrize(
     ("optim_wrapper", "message"),
     [
@@ -166,26 +130,6 @@ def test_resuming_with_another_optimizer_says_what_does_not_fit(
     runner = make_runner(resume=True, optim_wrapper=optim_wrapper, train_cfg={"max_epochs": 3})
     with pytest.raises(CheckpointError, match=message):
         runner.train()
-
-
-class WithOption(torch.optim.SGD):
-    """A later version, with a setting more."""
-
-    def __init__(self, params, lr, option=2):
-        super().__init__(params, lr)
-        for group in (self.defaults, *self.param_groups):
-            group["option"] = option
-
-
-def test_a_setting_that_an_older_optimizer_had_not_is_this_runs(make_runner):
-    make_runner().train()
-    runner = make_runner(
-        resume=True,
-        optim_wrapper={"optimizer": {"type": WithOption, "lr": 0.1}},
-        train_cfg={"max_epochs": 3},
-    )
-    runner.train()
-    assert runner.optim_wrapper.param_groups[0]["option"] == 2
 
 
 def test_resume_from_weights_alone_says_what_starts_anew(make_runner):
@@ -313,18 +257,3 @@ def test_a_validation_draws_no_random_number_of_the_training(make_runner, tmp_pa
     resumed.train()
     expected, got = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-
-
-def test_an_evaluation_that_was_asked_for_early_draws_by_the_seed_of_the_checkpoint(make_runner):
-    shuffled = loader_cfg(sampler={"type": "DefaultSampler", "shuffle": True})
-    make_runner(randomness={"seed": 7}).train()
-    resumed = make_runner(
-        randomness={"seed": 3},
-        resume=True,
-        train_cfg={"max_epochs": 3},
-        val_dataloader=shuffled,
-    )
-    early = resumed.val_dataloader
-    resumed.train()
-    assert resumed.val_dataloader is early
-    assert resumed.seed == early.sampler.seed == 7

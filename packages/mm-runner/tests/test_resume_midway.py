@@ -295,13 +295,6 @@ def test_a_checkpoint_waits_for_the_step_that_takes_accumulated_gradients_in(mak
     )
     resumed.train()
     assert_alike(state_of(resumed), expected)
-    by_steps = make_runner(
-        work_dir=tmp_path / "steps",
-        **{**arguments(), "default_hooks": {"checkpoint": {"interval": 3, "by_epoch": False}}},
-    )
-    by_steps.train()
-    names = {path.name for path in by_steps.work_dir.glob("*.pth")}
-    assert names == {f"iter_{step}.pth" for step in (4, 8, 12, 16, 18)}
 
 
 class Learner(Hook):

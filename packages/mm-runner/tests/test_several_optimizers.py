@@ -112,22 +112,6 @@ def test_ready_wrappers_come_as_they_are():
     assert mixed["fast"].defaults["lr"] == 0.5
 
 
-class _Own:
-    def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
-        self.given = optim_wrapper_cfg, paramwise_cfg
-
-    def __call__(self, model):
-        return self.given, model
-
-
-def test_constructor_of_ones_own_gets_the_rest_of_the_config():
-    cfg = {"constructor": _Own, "optimizer": {"lr": 1}, "paramwise_cfg": {"bias_lr_mult": 2}}
-    assert build_optim_wrapper("model", cfg) == (
-        ({"optimizer": {"lr": 1}}, {"bias_lr_mult": 2}),
-        "model",
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

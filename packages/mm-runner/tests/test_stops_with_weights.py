@@ -5,10 +5,8 @@ import threading
 
 import pytest
 from test_interruption import RUN, SendAt, assert_equal, parameters, stopped
-from typing_extensions import override
 
 from mm_runner.checkpoint import load_checkpoint_file
-from mm_runner.hooks import Hook
 from mm_runner.runner import _state as snapshot
 
 pytestmark = pytest.mark.usefixtures("handlers")
@@ -42,21 +40,3 @@ def test_a_thread_that_writes_weights_is_waited_for(make_runner, monkeypatch, tm
     resumed = make_runner(**RUN, resume=True)
     resumed.train()
     assert_equal(parameters(resumed), parameters(whole))
-
-
-class UntilTimeIsUp(Hook):
-    @override
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        while runner.iter == 8 and not runner.interruption.pending:
-            threading.Event().wait(0.01)
-
-
-@pytest.mark.parametrize("saving", [BY_EPOCH, BY_STEP], ids=["by-epoch", "by-step"])
-def test_weights_do_not_replace_what_is_saved_as_time_is_up(make_runner, saving):
-    limit = {"type": "TimeLimitHook", "max_time": 0.3}
-    hooks = [UntilTimeIsUp(), limit]
-    runner = make_runner(**RUN, default_hooks={"checkpoint": saving}, custom_hooks=hooks)
-    runner.train()
-    # Where the machine is slow it is an earlier step than the ninth.
-    assert last_of(runner) == f"iter_{runner.iter}.pth"
-    assert "optimizer" in load_checkpoint_file(runner.work_dir / last_of(runner))
