@@ -35,7 +35,7 @@ _KNOWN = (OptimWrapper, AmpOptimWrapper)
 
 
 class RuntimeInfoHook(Hook):
-    """Puts the run's position, every step's losses and the metrics into ``runner.message_hub``.
+    """Put the run's position, every step's losses and the metrics into ``runner.message_hub``.
 
     Tensors are kept, not read: a step does not wait for the device. The gradient norm is
     ``grad_norm``, of one of several optimizer wrappers ``<name>.grad_norm``.
@@ -74,10 +74,9 @@ class RuntimeInfoHook(Hook):
         for name, value in outputs.items() if isinstance(outputs, dict) else ():
             # The usual case, without further checks.
             if type(value) is Tensor and not value.ndim and not value.requires_grad:
-                record = self._record.get(name)
-                if record is None:
-                    record = self._record[name] = runner.message_hub.recorder(f"train/{name}")
-                record(value)
+                if name not in self._record:
+                    self._record[name] = runner.message_hub.recorder(f"train/{name}")
+                self._record[name](value)
                 continue
             number = value if isinstance(value, Tensor) else as_number(value)
             if number is not None:
@@ -152,7 +151,7 @@ class IterTimerHook(Hook):
 
 
 class DistSamplerSeedHook(Hook):
-    """Sets the sampler's epoch, and seeds the loader by it.
+    """Set the sampler's epoch, and seed the loader by it.
 
     Every epoch is shuffled differently, alike on all ranks, also in a resumed run. A loop over
     iterations sets the sampler's epoch itself.
@@ -165,14 +164,11 @@ class DistSamplerSeedHook(Hook):
 
 
 class ParamSchedulerHook(Hook):
-    """Steps the schedules by iteration after each step, and those by epoch after each epoch.
+    """Step the schedules by iteration after each step, and those by epoch after each epoch.
 
-    A schedule that follows a metric gets the results of every validation in training. Each of
-    several optimizer wrappers has its own schedules, which its own skipped steps hold.
-
-    A step skipped for an overflow leaves schedules by iteration where they are, so that no value is
-    left out. Where the host learns of a skip one step late (fused optimizers in float16), the step
-    after that holds.
+    A schedule that follows a metric gets the results of every validation in training. A step
+    skipped for an overflow leaves the wrapper's schedules by iteration where they are; where the
+    host learns of a skip one step late (fused optimizers in float16), the next step holds.
     """
 
     priority = "LOW"
@@ -189,13 +185,12 @@ class ParamSchedulerHook(Hook):
         named = named_schedulers(runner.param_schedulers)
         self._schedules = [one for schedules in named.values() for one in schedules]
         for name, schedules in named.items():
-            by_step = [one for one in schedules if not one.by_epoch]
-            if by_step:
+            if by_step := [one for one in schedules if not one.by_epoch]:
                 wrapper = named_wrappers(runner.optim_wrapper)[name]
                 self._by_step.append((name, wrapper, by_step))
-        for one in self._schedules:
-            counts_steps = not getattr(runner.train_loop, "by_epoch", True)
-            if counts_steps and one.by_epoch and not one.need_val_args:
+        counts_epochs = getattr(runner.train_loop, "by_epoch", True)
+        for one in () if counts_epochs else self._schedules:
+            if one.by_epoch and not one.need_val_args:
                 runner.logger.warning(
                     f"{one.where} counts epochs, and this run counts iterations: it will not "
                     "change. Give by_epoch=False, or convert_to_iter_based=True."

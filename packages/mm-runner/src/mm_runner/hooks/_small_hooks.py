@@ -29,15 +29,14 @@ _MODEL: Any = object()
 
 
 class CompileReportHook(Hook):
-    """Logs the report of ``runner.compile_handle`` once steps are timed, or when training ends.
+    """Log the report of ``runner.compile_handle`` once steps are timed, or when training ends.
 
     The Runner adds it to a run that compiles.
     """
 
     priority = "VERY_LOW"
 
-    def __init__(self) -> None:
-        self._has_reported = False
+    _has_reported = False
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -58,7 +57,7 @@ class CompileReportHook(Hook):
 
 
 class EmptyCacheHook(Hook):
-    """Empties the device's memory cache, in training, validation and test.
+    """Empty the device's memory cache, in training, validation and test.
 
     That makes room for other programs, not for this one, and waits for the device.
 
@@ -96,7 +95,7 @@ class EmptyCacheHook(Hook):
 
 
 class PrepareTTAHook(Hook):
-    """Wraps the model in a :class:`~mm_runner.model.BaseTTAModel` for tests.
+    """Wrap the model in a :class:`~mm_runner.model.BaseTTAModel` for tests.
 
     Training, validation, checkpoints and ``runner.model`` use the bare model.
 
@@ -129,7 +128,7 @@ class PrepareTTAHook(Hook):
 
 
 class SyncBuffersHook(Hook):
-    """Averages the floating-point buffers over the ranks, such as BatchNorm's running statistics.
+    """Average the floating-point buffers over the ranks, such as BatchNorm's running statistics.
 
     It does so after each training epoch and before each validation, so that results do not depend
     on the data of the first rank; and before hooks of the default priority, such as the EMA.

@@ -29,10 +29,9 @@ _MOST_S = 1e9  # longer waits overflow in the system call
 
 
 class EarlyStoppingHook(Hook):
-    """Ends training after ``patience`` validations in a row without a better metric.
+    """End training after ``patience`` validations in a row without a better metric.
 
-    Metrics are equal on all ranks, so all ranks stop at the same point. What was seen so far goes
-    into checkpoints.
+    Metrics are equal on all ranks, so all ranks stop at the same point.
 
     Args:
         monitor: Name of the metric, as the validation reports it.
@@ -70,7 +69,8 @@ class EarlyStoppingHook(Hook):
         self.rule = rule_of(monitor, "EarlyStoppingHook.rule", rule)
         self.min_delta, self.strict, self.check_finite = min_delta, strict, check_finite
         self.patience, self.stopping_threshold = max(patience, 1), stopping_threshold
-        self.wait_count, self.best_score = 0, self._worst()
+        self._worst = -math.inf if self.rule == "greater" else math.inf
+        self.wait_count, self.best_score = 0, self._worst
 
     @property
     def followed_metrics(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class EarlyStoppingHook(Hook):
     @override
     def before_run(self, runner: RunView) -> None:
         # Of a training before; a resumed one loads its state after this.
-        self.wait_count, self.best_score = 0, self._worst()
+        self.wait_count, self.best_score = 0, self._worst
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -88,8 +88,8 @@ class EarlyStoppingHook(Hook):
         if self.wait_count >= self.patience or self._is_enough(self.best_score):
             runner.train_loop.stop_training = True
             runner.logger.info(
-                f"EarlyStoppingHook: the checkpoint says that {self.monitor} ended "
-                "training; to train on, change patience or stopping_threshold."
+                f"EarlyStoppingHook: the checkpoint says that {self.monitor} ended training; to "
+                "train on, change patience or stopping_threshold."
             )
 
     @override
@@ -141,16 +141,13 @@ class EarlyStoppingHook(Hook):
             f"{self.wait_count} validations (patience={self.patience}); {best}"
         )
 
-    def _worst(self) -> float:
-        return -math.inf if self.rule == "greater" else math.inf
-
     def _is_enough(self, score: float) -> bool:
         threshold = self.stopping_threshold
         return threshold is not None and is_better(score, threshold, self.rule)
 
 
 class CheckInvalidLossHook(Hook):
-    """Reads the losses every ``interval`` steps, and ends the run if one is not finite.
+    """Read the losses every ``interval`` steps, and end the run if one is not finite.
 
     All ranks end together, whichever rank's loss it was. To skip single steps instead, give the
     optimizer wrapper ``max_skips``.
@@ -173,12 +170,12 @@ class CheckInvalidLossHook(Hook):
     ) -> None:
         if not self.every_n_train_iters(runner, self.interval):
             return
-        losses = {
-            name: float(value)
+        bad = [
+            f"{name} is {float(value)}"
             for name, value in (outputs.items() if isinstance(outputs, dict) else ())
             if "loss" in name and isinstance(value, (Tensor, int, float))
-        }
-        bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+            if not math.isfinite(value)
+        ]
         num_bad = torch.tensor(float(len(bad)))
         mm_dist.all_reduce(num_bad)
         if num_bad:
@@ -190,12 +187,11 @@ class CheckInvalidLossHook(Hook):
 
 
 class TimeLimitHook(Hook):
-    """Ends training after a time: between two steps, with a checkpoint of the last one.
+    """End training after a time: between two steps, with a checkpoint of the last one.
 
-    The main process's clock counts from ``before_run``. All processes stop after the same step, on
-    which they agree without a collective in the steps. Accumulated gradients are used first; a
-    validation is cut off. A resumed run continues exactly, does that validation first, and has the
-    whole time again.
+    The main process's clock counts from ``before_run``, and all processes stop after the same step.
+    Accumulated gradients are used first; a validation is cut off. A resumed run continues exactly,
+    does that validation first, and has the whole time again.
 
     Args:
         max_time: ``"HH:MM:SS"``, ``"D-HH:MM:SS"``, seconds, or a ``timedelta``. Keep time free for
@@ -221,11 +217,10 @@ class TimeLimitHook(Hook):
 
     @override
     def before_run(self, runner: RunView) -> None:
-        if not runner.is_training:
-            return
-        runner.interruption.end_after(self.max_time_s, self.then)
-        limit = timedelta(seconds=round(self.max_time_s, 3))
-        runner.logger.info(f"TimeLimitHook: training ends in {limit} at the latest.")
+        if runner.is_training:
+            runner.interruption.end_after(self.max_time_s, self.then)
+            limit = timedelta(seconds=round(self.max_time_s, 3))
+            runner.logger.info(f"TimeLimitHook: training ends in {limit} at the latest.")
 
 
 def _seconds(value: Any) -> float:
