@@ -34,7 +34,7 @@ __all__ = [
 FORMAT_VERSION = 1
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
-_PRIMITIVES = (bool, int, float, str)
+_PRIMITIVES = (type(None), bool, int, float, str)
 
 # Errors of code that loads a value of the wrong kind.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -77,7 +77,14 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
             "name is needed, as the state_dict() of a model returns."
         )
     own: Mapping[str, Any] = model.state_dict()
-    given = _in_own_names(state_dict, own)
+    # Compared without wrappers on both sides: the model's own attribute may be called "module".
+    known = {*own, *(f"{name}." for name in _metadata_of(own))}
+    by_clean_name = {clean_name(name): name for name in known}
+
+    def own_name(name: str) -> str:
+        return name if name in known else by_clean_name.get(clean_name(name), clean_name(name))
+
+    given = renamed(state_dict, own_name)
     try:
         problems, num_misfits = _load(model, given)
     except _OF_CONTENT as error:  # of a module's own set_extra_state, say
@@ -119,25 +126,10 @@ def _metadata_of(state_dict: Any) -> dict[str, Any]:
     if not isinstance(metadata, Mapping):
         return {}
     return {
-        name: {key: value for key, value in one.items() if _is_primitive(value)}
+        name: {key: value for key, value in one.items() if type(value) in _PRIMITIVES}
         for name, one in metadata.items()
         if isinstance(name, str) and isinstance(one, Mapping)
     }
-
-
-def _is_primitive(value: Any) -> bool:
-    return value is None or type(value) in _PRIMITIVES
-
-
-def _in_own_names(state_dict: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    # Compared without wrappers on both sides: the model's own attribute may be called "module".
-    known = {*own, *(f"{name}." for name in _metadata_of(own))}
-    by_clean_name = {clean_name(name): name for name in known}
-
-    def rename(name: str) -> str:
-        return name if name in known else by_clean_name.get(clean_name(name), clean_name(name))
-
-    return renamed(state_dict, rename)
 
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -180,7 +172,7 @@ def plain(
         )
     if isinstance(value, Tensor):
         return value.detach().cpu() if to_host is None else to_host(value.detach(), path)
-    if value is None or isinstance(value, _PRIMITIVES):
+    if isinstance(value, _PRIMITIVES):
         return _primitive(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
@@ -211,7 +203,7 @@ def _primitive(value: Any) -> Any:
     A subclass (a member of an enum, a float64 of NumPy) would be pickled with its class, and the
     safe loader refuses classes.
     """
-    if value is None or type(value) in _PRIMITIVES:
+    if type(value) in _PRIMITIVES:
         return value
     if isinstance(value, str):
         return str.__str__(value)  # str(value) of an enum's member is its name

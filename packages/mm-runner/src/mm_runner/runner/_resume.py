@@ -109,14 +109,14 @@ def load_or_resume(runner: Runner, start: StartingPoint) -> None:
         return
     if runner.is_training or not start.resume:
         start.content = None
-    if not runner.is_resuming:
+    if runner.is_resuming:
+        runner.logger.info(f"Resuming from {start.path}.")
+        runner.call_hook("after_load_checkpoint", checkpoint=content)
+        runner.state.restore(content, leave_out=start.leave_out)
+        runner.logger.info(f"Resumed after epoch {runner.epoch}, step {runner.iter}.")
+    else:
         runner.logger.info(f"Loading {start.path}.")
         _load(runner, content, strict=start.resume)
-        return
-    runner.logger.info(f"Resuming from {start.path}.")
-    runner.call_hook("after_load_checkpoint", checkpoint=content)
-    runner.state.restore(content, leave_out=start.leave_out)
-    runner.logger.info(f"Resumed after epoch {runner.epoch}, step {runner.iter}.")
 
 
 def load_weights_of(
@@ -185,9 +185,9 @@ def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
     runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
     restore_weights(runner, checkpoint.get("state_dict", checkpoint), strict=strict)
     meta = checkpoint.get("meta")
-    counts = meta if isinstance(meta, dict) else {}
+    counts = meta.items() if isinstance(meta, dict) else ()
     runner.loaded_progress = {
-        name: counts[name] for name in ("epoch", "iter") if isinstance(counts.get(name), int)
+        name: value for name, value in counts if name in ("epoch", "iter") and type(value) is int
     }
 
 

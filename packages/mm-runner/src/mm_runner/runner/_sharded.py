@@ -98,20 +98,22 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
         sharded.load_full_state_dict(weights, strict=strict)
 
 
-def read_optimizer(
-    model: MMFullyShardedDataParallel, optim_wrapper: Any, *, is_whole: bool
-) -> dict[str, Any]:
+def read_optimizer(model: nn.Module, optim_wrapper: Any, *, is_whole: bool) -> dict[str, Any]:
     """Return the optimizer state, by positions. Every process must call this.
 
     Args:
-        model: The sharded model.
+        model: The wrapped model.
         optim_wrapper: Of its optimizer.
-        is_whole: Gather it on the first process; the others get only what is not the optimizer's
-            own. Otherwise tensors stay spread over all.
+        is_whole: Gather that of a sharded model on the first process; the others get only what is
+            not the optimizer's own. Otherwise tensors stay spread over all.
     """
-    state = {name: value for name, value in optim_wrapper.state_dict().items() if name != "state"}
+    state: dict[str, Any] = optim_wrapper.state_dict()
+    sharded = as_sharded(model)
+    if sharded is None:
+        return state
+    state = {name: value for name, value in state.items() if name != "state"}
     optimizer = optim_wrapper.optimizer
-    named = model.optimizer_state_dict(optimizer, kind="full" if is_whole else "sharded")
+    named = sharded.optimizer_state_dict(optimizer, kind="full" if is_whole else "sharded")
     if not named:
         return state
     groups, states = named["param_groups"], named["state"]
@@ -124,12 +126,14 @@ def read_optimizer(
     return state
 
 
-def write_optimizer(
-    model: MMFullyShardedDataParallel, optim_wrapper: Any, saved: Mapping[str, Any]
-) -> None:
+def write_optimizer(model: nn.Module, optim_wrapper: Any, saved: Mapping[str, Any]) -> None:
     """Load the optimizer state, and give the wrapper its extras. Every process must call this."""
+    sharded = as_sharded(model)
+    if sharded is None:
+        optim_wrapper.load_state_dict(saved)
+        return
     optimizer = optim_wrapper.optimizer
-    own = {id(one): name for name, one in model.module.named_parameters()}
+    own = {id(one): name for name, one in sharded.module.named_parameters()}
     names = [
         own[id(one)].replace("_orig_mod.", "")
         for group in optimizer.param_groups
@@ -143,7 +147,7 @@ def write_optimizer(
         ],
     }
     is_spread = any(_is_spread(state) for state in saved["state"].values())
-    model.load_optimizer_state_dict(optimizer, named, kind="sharded" if is_spread else "full")
+    sharded.load_optimizer_state_dict(optimizer, named, kind="sharded" if is_spread else "full")
     # The rest of the wrapper's state, such as its loss scale, around what is loaded already.
     optim_wrapper.load_state_dict({**saved, **optimizer.state_dict()})
 

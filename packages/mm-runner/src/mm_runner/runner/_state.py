@@ -74,9 +74,19 @@ class RunState:
         self._runner = runner
         hub = runner.message_hub
         self.parts = (
-            Part("state_dict", self._save_weights, self._load_weights),
+            Part(
+                "state_dict",
+                lambda: read_weights(runner.model, is_whole=not self._is_sharded),
+                lambda state: restore_weights(runner, state, strict=True),
+            ),
             Part("rank_buffers", self._save_buffers, self._load_buffers, is_per_rank=True),
-            Part("optimizer", self._save_optimizer, self._load_optimizer),
+            Part(
+                "optimizer",
+                lambda: read_optimizer(
+                    runner.model, runner.optim_wrapper, is_whole=not self._is_sharded
+                ),
+                self._load_optimizer,
+            ),
             Part("param_schedulers", self._save_schedules, self._load_schedules),
             Part("hooks", self._save_hooks, self._load_hooks),
             Part(
@@ -88,7 +98,7 @@ class RunState:
             Part("data", self._save_position, self._load_position, is_per_rank=True),
             Part("rng", self._save_generators, self._load_generators, is_per_rank=True),
         )
-        self._checkpoint: Mapping[str, Any] = {}
+        self._meta: Mapping[str, Any] = {}  # of the checkpoint that is restored
         self._is_sharded = False  # whether tensors stay spread over the processes in a snapshot
 
     def snapshot(self, *, leave_out: Collection[str] = (), is_sharded: bool = False) -> Any:
@@ -127,7 +137,7 @@ class RunState:
         Raises:
             CheckpointError: If it does not fit.
         """
-        self._checkpoint = checkpoint
+        self._meta = checkpoint.get("meta", {})
         try:
             for part in self.parts:
                 if part.name not in leave_out:
@@ -141,8 +151,6 @@ class RunState:
                 f"{first_line(error)}. Give the run the configuration that it was saved with; or "
                 "take the weights alone, by load_from without resume."
             ) from error
-        finally:
-            self._checkpoint = {}
 
     def _of_this_rank(self, name: str, states: Any) -> Any:
         """Return the state of this process, ``None`` if the part is not restored."""
@@ -151,12 +159,6 @@ class RunState:
         return self._position_elsewhere(states[0]) if name == "data" and states else None
 
     # The model.
-
-    def _save_weights(self) -> dict[str, Any]:
-        return read_weights(self._runner.model, is_whole=not self._is_sharded)
-
-    def _load_weights(self, weights: Mapping[str, Any]) -> None:
-        restore_weights(self._runner, weights, strict=True)
 
     def _save_buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers that differ between processes, such as unshared batch statistics."""
@@ -180,15 +182,6 @@ class RunState:
 
     # The optimizers and their schedules.
 
-    def _save_optimizer(self) -> dict[str, Any]:
-        sharded = as_sharded(self._runner.model)
-        if sharded is not None:
-            return read_optimizer(
-                sharded, self._runner.optim_wrapper, is_whole=not self._is_sharded
-            )
-        state: dict[str, Any] = self._runner.optim_wrapper.state_dict()
-        return state
-
     def _load_optimizer(self, state: Mapping[str, Any] | None) -> None:
         runner = self._runner
         if state is None:
@@ -196,12 +189,8 @@ class RunState:
                 "The checkpoint has no optimizer state: the optimizer starts anew."
             )
             return
-        sharded = as_sharded(runner.model)
         with loading_optimizers(runner.optim_wrapper):
-            if sharded is not None:
-                write_optimizer(sharded, runner.optim_wrapper, state)
-            else:
-                runner.optim_wrapper.load_state_dict(state)
+            write_optimizer(runner.model, runner.optim_wrapper, state)
 
     def _save_schedules(self) -> Any:
         schedules = self._runner.param_schedulers
@@ -254,8 +243,7 @@ class RunState:
     def _load_position(self, state: Any) -> None:
         loop = self._runner.train_loop
         if not state:  # MMEngine's checkpoint only counts epochs and steps
-            meta = self._checkpoint.get("meta", {})
-            epoch, iteration = int(meta.get("epoch", 0)), self._num_iters()
+            epoch, iteration = (int(self._meta.get(name, 0)) for name in ("epoch", "iter"))
             position = DataPosition(epoch, samples=0)
             if isinstance(loop, IterBasedTrainLoop):
                 length = loop.batches.length
@@ -273,10 +261,10 @@ class RunState:
 
     def _position_elsewhere(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return this process's position from that of another number of processes, and warn."""
-        runner, meta = self._runner, self._checkpoint.get("meta", {})
+        runner = self._runner
         if "position" not in state:
             return dict(state)
-        position, saved = DataPosition(**state["position"]), int(meta.get("world_size", 1))
+        position, saved = DataPosition(**state["position"]), int(self._meta.get("world_size", 1))
         batches = getattr(runner.train_loop, "batches", None)
         if batches is not None:
             position = batches.rescaled(position, saved, runner.world_size)
@@ -313,14 +301,11 @@ class RunState:
                 "The checkpoint has no random numbers of this process: they start anew from the "
                 "seed."
             )
-            self._runner.randomness.reseed(self._num_iters())
+            self._runner.randomness.reseed(int(self._meta.get("iter", 0)))
         elif not isinstance(loop, AbstractTrainLoop):
             set_rng_state(state, self._runner.device)
         else:
             loop.load_rng_state(state)
-
-    def _num_iters(self) -> int:
-        return int(self._checkpoint.get("meta", {}).get("iter", 0))
 
 
 def write_snapshot(
