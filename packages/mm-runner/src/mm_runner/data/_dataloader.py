@@ -46,8 +46,8 @@ def build_dataloader(
     """Build a dataloader.
 
     Args:
-        cfg: A ready ``DataLoader``, returned as it is unless its samples have still to be dealt out
-            to the processes; or a dict with ``dataset`` (a config; a list of samples or another
+        cfg: A ready ``DataLoader``, returned as it is unless its samples are yet to be split
+            over the processes; or a dict with ``dataset`` (a config; a list of samples or another
             object with indices and a length; or an ``IterableDataset``), optionally ``sampler``,
             ``batch_sampler``, ``collate_fn`` (a name, config or function; ``pseudo_collate`` by
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
@@ -64,7 +64,7 @@ def build_dataloader(
         ConfigError: If a key is missing, unknown or of the wrong type.
     """
     if isinstance(cfg, DataLoader):
-        return _dealt_out(cfg, settings, where)
+        return _split_by_rank(cfg, settings, where)
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
     options = dict(cfg)
@@ -169,8 +169,8 @@ def _add_sampling(
     options["sampler"] = sampler
     if batches is not None:
         options["batch_sampler"] = batches
-    # A custom sampler may deal in its own way; torch's plain ones are known not to,
-    # unless each process gave its own generator.
+    # A custom sampler may split in its own way; torch's plain ones do not, unless each process
+    # gave its own generator.
     inner = getattr(batches, "sampler", sampler)
     is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None
     if settings.world_size > 1 and is_alike:
@@ -180,8 +180,8 @@ def _add_sampling(
 def _see_all(where: str, sampler: Any) -> ConfigError:
     return ConfigError(
         f"{where}: with {type(sampler).__name__} all processes of this run would see the same "
-        "samples. Give dict(type='DefaultSampler'), or a sampler with set_epoch() that deals them "
-        "out, such as torch's DistributedSampler."
+        "samples. Give dict(type='DefaultSampler'), or a sampler with set_epoch() that splits "
+        "them, such as torch's DistributedSampler."
     )
 
 
@@ -193,16 +193,16 @@ def _function(function: Any) -> Any:
     return FUNCTIONS.get(function) if isinstance(function, str) else function
 
 
-def _dealt_out(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:
+def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:
     """Return ``loader``, or one like it that gives each process its share of the samples.
 
-    An iterable dataset has to deal by itself, as has a sampler with ``set_epoch``.
+    An iterable dataset has to split them by itself, as has a sampler with ``set_epoch``.
     """
     batches = loader.batch_sampler
     # Not the loader's own: one that was given batches has a sampler that it never asks.
     sampler = getattr(batches, "sampler", loader.sampler)
-    deals = any(hasattr(one, "set_epoch") for one in (loader.sampler, batches))
-    if settings.world_size == 1 or deals or isinstance(loader.dataset, IterableDataset):
+    splits = any(hasattr(one, "set_epoch") for one in (loader.sampler, batches))
+    if settings.world_size == 1 or splits or isinstance(loader.dataset, IterableDataset):
         return loader
     is_plain = type(loader) is DataLoader and type(batches) is BatchSampler
     if not is_plain or type(sampler) not in {RandomSampler, SequentialSampler}:

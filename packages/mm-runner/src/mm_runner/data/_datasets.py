@@ -102,7 +102,7 @@ class _Wrapper(Dataset[Any], ABC):
 
 
 class ConcatDataset(_Wrapper):
-    """Puts datasets one behind the other.
+    """Concatenates datasets.
 
     Args:
         datasets: Datasets with a length and indices, or their configs.
@@ -163,7 +163,7 @@ class ConcatDataset(_Wrapper):
 
 
 class RepeatDataset(_Wrapper):
-    """Goes through a dataset several times in one epoch.
+    """Repeats a dataset several times in one epoch.
 
     Args:
         dataset: A dataset with a length and indices, or its config.

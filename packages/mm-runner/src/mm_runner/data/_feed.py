@@ -55,7 +55,7 @@ class DataPosition(NamedTuple):
 
 
 class BatchFeed:
-    """Draws the batches of a loader, pass by pass, copies them to the device, and knows its place.
+    """Draws the batches of a loader, copies them to the device, and tracks its position.
 
     A loader built from a config begins anywhere at once. One that the user brought resumes by its
     ``state_dict`` (as torchdata's ``StatefulDataLoader`` has), and so does an iterable dataset
@@ -149,7 +149,7 @@ class BatchFeed:
             yield from self.loader
 
     def endless(self, start: DataPosition, begin_pass: Callable[[], None]) -> Iterator[Any]:
-        """Begin a pass at ``start``, and others behind it; ``begin_pass`` is called before each.
+        """Begin a pass at ``start``, and further ones after it, each with ``begin_pass()`` first.
 
         Drawing raises a ConfigError if a whole pass has no batch.
         """
@@ -198,7 +198,7 @@ class BatchFeed:
         return None if start.num_batches is None else start.num_batches - start.batch
 
     def position(self, batch: int | None = None) -> DataPosition:
-        """Return where the run is after ``batch`` batches of this pass, by default those drawn."""
+        """Return the position after ``batch`` batches of this pass, by default those drawn."""
         batch, origin = self.batch if batch is None else batch, self._origin
         samples, num_batches = None, self.length
         if self._step_size is not None and origin.samples is not None:
@@ -208,11 +208,11 @@ class BatchFeed:
         return DataPosition(self.epoch, batch, samples, num_batches, self._state())
 
     def next_pass(self, epoch: int) -> DataPosition:
-        """Return the position before pass ``epoch``, behind the one that is done."""
+        """Return the position at the start of pass ``epoch``, after a whole pass."""
         return DataPosition(epoch, samples=0, state=None if self._stream is None else self._state())
 
     def _state(self) -> dict[str, Any] | None:
-        """Return the state of the loader or dataset, with the generators of the user's."""
+        """Return the state of the loader or dataset, and of the user's generators."""
         if self._stateful is None:
             return None
         return {"loader": self._stateful.state_dict(), "generators": self.generator_states()}
@@ -276,7 +276,7 @@ class BatchFeed:
         return tensor.to(self._device, non_blocking=True)
 
     def _wait_for_copies(self, batch: Any) -> None:
-        """Let the present stream wait for all copies so far; ``batch`` may be used on it then."""
+        """Let the current stream wait for all copies so far; ``batch`` may be used on it then."""
         assert self._device is not None
         kind, current = self._device.type, self._module.current_stream(self._device)
         current.wait_stream(self._copies)
@@ -284,14 +284,14 @@ class BatchFeed:
         def keep(tensor: Tensor) -> Tensor:
             if is_plain(tensor) and tensor.device.type == kind:
                 # Its memory belongs to the copying stream, which must not reuse it while the
-                # present one still computes with it.
+                # current one still computes with it.
                 tensor.record_stream(current)
             return tensor
 
         map_tensors(batch, keep)
 
     def _with_sample(self, error: Exception) -> Exception:
-        """Return the error of the next batch with the sample that it comes from, if it is found."""
+        """Attach the sample that caused ``error`` of the next batch to it, if it is found."""
         is_end = isinstance(error, StopIteration)
         # What killed a worker is not read again here: it would kill this process too.
         is_sample = is_end or not self._num_workers or "Caught " in str(error)

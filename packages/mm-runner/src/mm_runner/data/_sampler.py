@@ -1,4 +1,4 @@
-"""Samplers that split a dataset over the ranks, begin anywhere, and seed workers by batch."""
+"""Samplers that split a dataset over the ranks, seek to any batch, and seed workers by batch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _RankSampler(Sampler[int]):
         self.start = 0
 
     def _draw(self, positions: range, epoch: int) -> Iterator[int]:
-        """Yield what stands at ``positions`` of the order; those past its end wrap to the front."""
+        """Yield the indices at ``positions`` of the order; those past its end wrap to the front."""
         size = len(self.dataset)
         order = None
         if self.shuffle:
@@ -91,7 +91,7 @@ class _RankSampler(Sampler[int]):
 
 
 class DefaultSampler(_RankSampler):
-    """Deals the dataset out to the ranks like cards: rank ``r`` gets positions ``r, r + W, ...``.
+    """Splits the dataset over the ranks: rank ``r`` of ``W`` gets positions ``r, r + W, ...``.
 
     The order depends on ``seed`` and the epoch alone, so it is the same however often a run was
     stopped and resumed. A shuffled one takes eight bytes of memory for each sample.
@@ -139,7 +139,7 @@ class DefaultSampler(_RankSampler):
 
 
 class InfiniteSampler(_RankSampler):
-    """Goes through the dataset without end, dealt out to the ranks like cards.
+    """Iterates over the dataset without end, split over the ranks as by :class:`DefaultSampler`.
 
     One permutation follows another, so over all ranks each sample comes once before any comes
     again. The order depends on ``seed`` alone. For iteration-based training; a loop over epochs
@@ -180,7 +180,7 @@ class DataSettings(NamedTuple):
 
 
 class SeekableBatchSampler(Sampler[Any]):
-    """The batches of another batch sampler, from any of them on, each with a seed of its own.
+    """Batches of another batch sampler, from any position, that seed the worker which loads them.
 
     Attributes that it lacks are those of the other one.
 
@@ -268,7 +268,7 @@ class SeekableBatchSampler(Sampler[Any]):
 
 
 class _SeededBatch(list[int]):
-    """Indices of a batch that seed the worker which takes them out of its queue.
+    """Indices of a batch that seed the worker which receives them.
 
     A worker unpickles its next batch right before it reads the samples, so this works for every
     dataset, also one that reads whole batches. It arrives as a plain list.
@@ -280,10 +280,10 @@ class _SeededBatch(list[int]):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (list(self), self.seed)
+        return _unpickle, (list(self), self.seed)
 
 
-def _arrive(indices: list[int], seed: int) -> list[int]:
+def _unpickle(indices: list[int], seed: int) -> list[int]:
     if get_worker_info() is not None:
         seed_process(seed)
     return indices
