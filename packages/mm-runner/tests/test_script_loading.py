@@ -78,7 +78,7 @@ def test_what_a_script_leaves_out_begins_anew(make_runner, left_out, second_rate
     assert rates.rates == pytest.approx([0.1] * 6 + [second_rate] * 6)
     assert not torch.equal(weights(runner), weights(first))
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "starts anew" not in log
+    assert "has no optimizer state" not in log
     assert "Resumed after epoch 1, step 6" in log
 
 

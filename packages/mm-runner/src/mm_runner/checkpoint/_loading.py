@@ -41,10 +41,9 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 def mark_latest(path: Path, work_dir: Path) -> None:
     """Let ``work_dir/last_checkpoint`` name ``path``."""
-    name = os.path.relpath(path, work_dir)
-    if name.startswith(os.pardir):  # which leads up from what a link names, not from the link
-        folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(work_dir))
-        name = os.path.join(folder, path.name)  # noqa: PTH118 - relpath's own separators
+    # Without links: ".." leads up from what a link names.
+    folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(work_dir))
+    name = os.path.normpath(os.path.join(folder, path.name))  # noqa: PTH118 - own separators
     write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
 
 

@@ -134,7 +134,7 @@ def read_file(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
     options: dict[str, Any] = {"mmap": True} if is_mapped and can_map else {}
     try:
         with warnings.catch_warnings():
-            # torch 2.0 says so of its own loader.
+            # torch 2.0's own loader raises it.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             # A pickle of another program, which is refused in words of our own.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
@@ -199,7 +199,7 @@ def _begin_of(path: Path) -> bytes:
 def _has_end(path: Path) -> bool:
     try:
         return zipfile.is_zipfile(path)
-    except (zipfile.BadZipFile, OSError):  # the end of the file is damaged just so
+    except (zipfile.BadZipFile, OSError):  # the end of the file is damaged
         return False
 
 

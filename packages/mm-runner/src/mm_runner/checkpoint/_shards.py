@@ -102,7 +102,7 @@ class ShardWriter:
         """Write ``checkpoint``, in which tensors may be sharded.
 
         Args:
-            checkpoint: Of the first process all counts, of the others their shards.
+            checkpoint: The first process writes all of it, the others their shards.
             path: The file.
             write_file: Called on the first process with what belongs into the file.
             writer: Writes a copy while training continues.
@@ -214,7 +214,7 @@ def read_shards(checkpoint: dict[str, Any], path: Path, empty: Callable[..., tor
         _fill(tensors, reader, metadata)
     except CheckpointError:
         raise
-    except Exception as error:  # a missing file, what is no number where one is needed, and so on
+    except Exception as error:  # a missing file, text in the place of a number, and others
         raise CheckpointError(
             f"{path} is damaged: the folder of its sharded tensors does not fit it: "
             f"{first_line(error)}"

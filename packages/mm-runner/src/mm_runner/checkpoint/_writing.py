@@ -66,7 +66,7 @@ class _Sink:
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Do nothing: whoever opened the file does that."""
+        """Do nothing: ``write_atomically`` flushes the file."""
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
@@ -135,17 +135,8 @@ def _lock(file: Any) -> bool:
 class BackgroundWriter:
     """Copies a checkpoint, and lets a thread write the copy. One is written at a time.
 
-    The copy's memory is kept for the next one: new memory has to be given to the process page by
-    page, which takes several times as long as the copy itself.
-
-    The thread is none that the interpreter leaves behind: a program that ends, by an error too,
-    ends after the file is whole.
-
-    Example:
-        >>> writer = BackgroundWriter()
-        >>> writer.submit({"step": 3}, print)
-        {'step': 3}
-        >>> writer.wait()
+    The copy's memory is kept for the next one, as allocating takes several times as long as
+    copying. A program that ends, by an error too, ends after the file is whole.
     """
 
     def __init__(self) -> None:
@@ -181,7 +172,7 @@ class BackgroundWriter:
             raise failure
 
     def join(self) -> None:
-        """Wait likewise, and leave a failure to the next :meth:`wait`."""
+        """Wait, and leave a failure to the next :meth:`wait`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -209,7 +200,7 @@ class BackgroundWriter:
     def _run(self, write: Callable[[Any], object], copied: Any) -> None:
         try:
             write(copied)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        except Exception as error:  # noqa: BLE001 - raised by wait()
             self._failure = error
 
 

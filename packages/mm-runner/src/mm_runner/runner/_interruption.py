@@ -121,7 +121,7 @@ class Interruption:
 
         Raises:
             RunStopped: If the run is to leave; the checkpoint is written.
-            EndOfTrainingError: If only the training is to end; likewise.
+            EndOfTrainingError: If only the training is to end; the checkpoint is written.
         """
         if runner.holds_gradients:
             return
@@ -129,7 +129,7 @@ class Interruption:
         if wish:
             self._wish = 0
         if wish == _TIME_UP:
-            saved = self._save_and_say(runner)
+            saved = self._save(runner)
             runner.logger.warning(
                 f"The time is up: training ends after epoch {runner.epoch}, step {runner.iter} of "
                 f"{runner.max_iters}; {saved}."
@@ -141,17 +141,12 @@ class Interruption:
             cause, status = _LEAVING[wish]
             runner.logger.warning(
                 f"The run was {cause} and leaves after epoch {runner.epoch}, step {runner.iter}, "
-                f"with status {status}; {self._save_and_say(runner)}."
+                f"with status {status}; {self._save(runner)}."
             )
             raise RunStopped(status)
 
     def mark(self, runner: Runner) -> None:
-        """Pass one end of a validation; every process comes here.
-
-        Raises:
-            RunStopped: If the run is to leave; the checkpoint is written.
-            EndOfTrainingError: If only the training is to end; likewise.
-        """
+        """Settle at one end of a validation, which every process reaches."""
         self._steps_left = 1
         if self.pending:
             self.settle(runner)
@@ -190,11 +185,24 @@ class Interruption:
         if self._is_listening:
             self._wish = max(self._wish, wish)
 
-    def _save_and_say(self, runner: Runner) -> str:
+    def _save(self, runner: Runner) -> str:
+        """Save a checkpoint, and return a line on it."""
         if not self.saves:
             return "nothing is kept"
-        self.saved = path = _save_checkpoint(runner)
-        saved = f"saved {path}" if path is not None else "the checkpoints before it are untouched"
+        hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
+        # A run cannot resume from the weights alone.
+        if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
+            self.saved = hook.save_now(runner)
+        else:
+            if hook is not None:  # its thread may yet write the same file
+                hook.settle(runner)
+            path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
+            try:
+                runner.save_checkpoint(path.parent, path.name)
+                self.saved = path
+            except CheckpointWriteError as error:
+                runner.logger.error(str(error))  # noqa: TRY400 - it says it all
+        saved = f"saved {self.saved}" if self.saved else "the checkpoints before it are untouched"
         return f"{saved}. resume=True (--resume) continues from there"
 
 
@@ -203,7 +211,7 @@ class StopSignals:
 
     Off the main thread nothing is handled. A handler that was there before is called too, but an
     exit that it asks for waits for the checkpoint. Ignored signals stay ignored, the second SIGINT
-    ends the process at once, and a signal that nobody acted on is sent again after the block.
+    ends the process at once, and a signal after the last step is sent again after the block.
     """
 
     def __init__(self, ask: Callable[[int], None]) -> None:
@@ -226,7 +234,7 @@ class StopSignals:
             # Launchers repeat themselves, and srun --kill-on-bad-exit sends a signal as soon as one
             # rank has left: it must not change the status of a process that ends.
             is_ignored = is_leaving and number != signal.SIGINT
-            # Handlers that somebody else has set meanwhile stay.
+            # Handlers that other code has set meanwhile stay.
             if signal.getsignal(number) in (self._handle, signal.SIG_DFL):
                 signal.signal(number, signal.SIG_IGN if is_ignored else previous)
         if kind is None and self._received:
@@ -247,19 +255,3 @@ class StopSignals:
         if callable(previous) and previous is not signal.default_int_handler:
             with suppress(SystemExit, KeyboardInterrupt):  # this run leaves by itself
                 previous(number, frame)
-
-
-def _save_checkpoint(runner: Runner) -> Path | None:
-    hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
-    # A run cannot resume from the weights alone.
-    if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
-        return hook.save_now(runner)
-    if hook is not None:  # its thread may yet write the same file, or name its own as the newest
-        hook.settle(runner)
-    path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
-    try:
-        runner.save_checkpoint(path.parent, path.name)
-    except CheckpointWriteError as error:
-        runner.logger.error(str(error))  # noqa: TRY400 - it says it all
-        return None
-    return path

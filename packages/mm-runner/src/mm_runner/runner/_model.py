@@ -87,7 +87,7 @@ def wrap_model(
             )
         return model
     model = model.to(dist_info.device)
-    if dist_info.backend is None:  # no process group; one may exist without any launcher
+    if dist_info.backend is None:  # a process group may exist without any launcher
         return model
     wrapper_cfg = wrapper_cfg or {}
     if not isinstance(wrapper_cfg, Mapping):

@@ -58,7 +58,7 @@ class StartingPoint:
         self._is_read = False
 
     def find(self, runner: Runner) -> None:
-        """Read the checkpoint, unless that is done.
+        """Find and read the checkpoint, once.
 
         The seed of a run that resumes becomes that of the checkpoint, before data are built.
 
@@ -95,9 +95,9 @@ class StartingPoint:
 
 
 def load_or_resume(runner: Runner, start: StartingPoint) -> None:
-    """Load the checkpoint that a run begins with, once: a training that resumes restores all of it.
+    """Load the checkpoint that a run begins with, once.
 
-    An evaluation takes the weights only; a training that resumes follows it all the same.
+    A training that resumes restores all of it, also after an evaluation, which loads the weights.
 
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.

@@ -62,7 +62,7 @@ def read_weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
         for name in [*weights]:
             del weights[name]  # its metadata stays
         weights.update(spread)
-    # Not "module.": what is left of it is the model's own attribute.
+    # Not "module.", which is an attribute of the model here.
     return renamed(weights, lambda name: name.replace("_orig_mod.", ""))
 
 
@@ -148,7 +148,7 @@ def write_optimizer(model: nn.Module, optim_wrapper: Any, saved: Mapping[str, An
     }
     is_spread = any(_is_spread(state) for state in saved["state"].values())
     sharded.load_optimizer_state_dict(optimizer, named, kind="sharded" if is_spread else "full")
-    # The rest of the wrapper's state, such as its loss scale, around what is loaded already.
+    # The wrapper's own state, such as its loss scale; the optimizer's is loaded already.
     optim_wrapper.load_state_dict({**saved, **optimizer.state_dict()})
 
 

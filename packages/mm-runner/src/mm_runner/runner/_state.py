@@ -186,7 +186,7 @@ class RunState:
         runner = self._runner
         if state is None:
             runner.logger.warning(
-                "The checkpoint has no optimizer state: the optimizer starts anew."
+                "The checkpoint has no optimizer state: the optimizer starts from the beginning."
             )
             return
         with loading_optimizers(runner.optim_wrapper):
