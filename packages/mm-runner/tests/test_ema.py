@@ -451,7 +451,7 @@ class Doubled(AveragedWeights):
         ({"momentom": 0.1}, ConfigError, r"EMAHook\.momentom: unknown argument.*'momentum'"),
         ({"interval": 0}, ConfigError, r"interval: a positive number of updates, got 0"),
         ({"begin_iter": -1}, ConfigError, r"EMAHook\.begin_iter: an integer >= 0.*got -1"),
-        ({"begin_iter": 1, "begin_epoch": 1}, ConfigError, r"begin_iter=1 and begin_epoch=1"),
+        ({"begin_iter": 1, "begin_epoch": 1}, ConfigError, r"begin_iter and begin_epoch were"),
         ({"begin_epoch": 9}, ConfigError, r"EMAHook\.begin_epoch: 9 was given.*ends at 2"),
         (
             {"ema_type": "MomentumAnnealingEMA", "gamma": 0},

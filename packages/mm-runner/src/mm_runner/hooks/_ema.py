@@ -15,9 +15,8 @@ from torch import nn
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.model import AveragedWeights
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import MODELS, build_from_cfg, check_cfg
+from mm_runner.registry import MODELS, build_from_cfg
 
 from ._hook import Hook, check_integer
 
@@ -33,19 +32,14 @@ _OWN, _AVERAGE = "module.", "average."
 class EMAHook(Hook):
     """Keeps a running average of the weights, validates and tests with it, and saves it.
 
-    Validations and tests within the run use the average, and restore the model's own weights
-    afterwards. A checkpoint's ``state_dict`` is the average too, which is what a deployment wants;
-    a resumed run takes its own weights from ``ema_state_dict``.
-
-    The average moves when the optimizer steps: not while micro-batches accumulate, and not where
-    gradients overflowed; of several optimizers, when one of them steps. DDP's ranks have the same
-    average, those of a sharded model each its part.
+    A checkpoint's ``state_dict`` is the average; a resumed run takes its own weights from
+    ``ema_state_dict``. The average moves when an optimizer steps: not while micro-batches
+    accumulate, and not after an overflow.
 
     Args:
-        ema_type: ``"ExponentialMovingAverage"`` (the default), ``"StochasticWeightAverage"``,
+        ema_type: ``"ExponentialMovingAverage"``, ``"StochasticWeightAverage"``,
             ``"MomentumAnnealingEMA"``, or a subclass of :class:`mm_runner.model.AveragedWeights`.
-        strict_load: Whether a resumed run needs the average to fit; by default it restarts with
-            a warning.
+        strict_load: Raise if a resumed average does not fit. By default it restarts with a warning.
         begin_iter: First iteration, counted from 1, that is averaged. Defaults to 0: all are.
         begin_epoch: First epoch that is averaged, instead of ``begin_iter``.
         **kwargs: Arguments of ``ema_type``, such as ``momentum``, ``interval``, ``update_buffers``.
@@ -53,9 +47,6 @@ class EMAHook(Hook):
     Raises:
         ConfigError: If an argument does not fit.
         ComponentNotFoundError: If ``ema_type`` names nothing.
-
-    Example:
-        >>> hook = EMAHook(momentum=0.001, begin_epoch=2)  # or dict(type="EMAHook", momentum=0.001)
     """
 
     only_one = True
@@ -71,30 +62,23 @@ class EMAHook(Hook):
         check_integer("EMAHook.begin_iter", begin_iter, least=0)
         check_integer("EMAHook.begin_epoch", begin_epoch, least=0)
         if begin_iter and begin_epoch:
-            raise ConfigError(
-                f"EMAHook: begin_iter={begin_iter} and begin_epoch={begin_epoch} were given; give "
-                "one of them."
-            )
+            raise ConfigError("EMAHook: begin_iter and begin_epoch were given; give one of them.")
         self.strict_load = strict_load
         self.begin_iter, self.begin_epoch = begin_iter, begin_epoch
         self._cfg = {"type": ema_type, **kwargs}
-        component, _ = check_cfg(self._cfg, MODELS, {"model": nn.Identity()}, where="EMAHook")
-        if isinstance(component, type) and issubclass(component, AveragedWeights):
-            build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
+        # Arguments are checked before the model is built.
+        build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
         self.average: Any = None
         self._loaded: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
     @override
     def before_train(self, runner: RunView) -> None:
-        for name, begin, end in (
-            ("begin_epoch", self.begin_epoch, runner.max_epochs),
-            ("begin_iter", self.begin_iter, runner.max_iters),
-        ):
-            if begin > end:
+        for begin, end in (("begin_epoch", "max_epochs"), ("begin_iter", "max_iters")):
+            if getattr(self, begin) > getattr(runner, end):
                 raise ConfigError(
-                    f"EMAHook.{name}: {begin} was given, and the run ends at {end}; nothing would "
-                    "be averaged."
+                    f"EMAHook.{begin}: {getattr(self, begin)} was given, and the run ends at "
+                    f"{getattr(runner, end)}; nothing would be averaged."
                 )
         self.average = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")
         if self._loaded.get("steps"):  # else averaging had not begun
@@ -110,11 +94,7 @@ class EMAHook(Hook):
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if self.begin_epoch:
-            has_begun = runner.epoch + 1 >= self.begin_epoch
-        else:
-            has_begun = runner.iter + 1 >= self.begin_iter
-        if not has_begun:
+        if runner.epoch + 1 < self.begin_epoch or runner.iter + 1 < self.begin_iter:
             return
         stepped = []
         for name, wrapper in named_wrappers(runner.optim_wrapper).items():

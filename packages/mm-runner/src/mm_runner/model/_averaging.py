@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -25,20 +26,18 @@ __all__ = [
 _HALF = (torch.float16, torch.bfloat16)
 
 
+@dataclass(eq=False)
 class AveragedWeights(ABC):
     """Averages the trainable parameters of a model over optimizer steps.
 
-    The averages are kept beside the model, not in a copy of it. They begin as a copy at the first
-    update; those of half-precision parameters are in float32, where a small change is not lost. Of
-    a sharded parameter each rank averages its own part. An update copies nothing to the host.
+    The averages begin as a copy at the first update; those of half-precision parameters are in
+    float32. Of a sharded parameter each rank averages its own part. Nothing is copied to the host.
 
     Args:
         model: Wrapped or not. Parameters that are frozen now are left out.
         interval: Updates between two that count. Defaults to 1.
-        device: Where the averages are kept; by default where the parameters are. Another device
-            costs a copy in every update.
-        update_buffers: Average floating-point buffers too, and copy the others. By default the
-            buffers are the model's.
+        device: Where the averages are kept. Defaults to the device of each parameter.
+        update_buffers: Average floating-point buffers too, and copy the others.
 
     Attributes:
         steps: Updates done; a 0-d tensor where only the device knows which steps were done.
@@ -49,26 +48,23 @@ class AveragedWeights(ABC):
         ConfigError: If ``interval`` is no positive integer.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        interval: int = 1,
-        device: torch.device | str | None = None,
-        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-    ) -> None:
-        if interval < 1:
-            raise ConfigError(f"interval: a positive number of updates, got {interval!r}.")
-        self.interval = interval
+    model: InitVar[nn.Module]
+    interval: int = field(default=1, kw_only=True)
+    device: torch.device | str | None = field(default=None, kw_only=True)
+    update_buffers: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self, model: nn.Module) -> None:
+        if self.interval < 1:
+            raise ConfigError(f"interval: a positive number of updates, got {self.interval!r}.")
         self.steps: int | Tensor = 0
         self.averages: dict[str, Tensor] = {}
         self.is_applied = False
-        self._device = device
         self._own: list[Tensor] = []
         # With all names of a shared parameter, and without buffers that are not saved.
         self._sources = {
             name.replace("_orig_mod.", ""): one
             for name, one in unwrap_model(model).state_dict(keep_vars=True).items()
-            if (one.requires_grad if isinstance(one, nn.Parameter) else update_buffers)
+            if (one.requires_grad if isinstance(one, nn.Parameter) else self.update_buffers)
         }
 
     @abstractmethod
@@ -90,7 +86,7 @@ class AveragedWeights(ABC):
         if stepped is False:
             return
         if not self.averages:
-            self._begin()
+            self.averages = self._copies()
             self.steps = self.steps + 1
             return
         if isinstance(stepped, Tensor) and not isinstance(self.steps, Tensor):
@@ -101,16 +97,19 @@ class AveragedWeights(ABC):
         if not isinstance(weight, Tensor) and not weight:
             return
         for average, part in zip(self.averages.values(), self._parts(), strict=True):
-            if average.is_floating_point() or average.is_complex():
-                one = weight.to(average) if isinstance(weight, Tensor) else weight
-                average.lerp_(part.to(average), one)
-            else:
+            if not (average.is_floating_point() or average.is_complex()):
                 average.copy_(part)
+                continue
+            one = weight.to(average) if isinstance(weight, Tensor) else weight
+            average.lerp_(part.to(average), one)
 
-    def _begin(self) -> None:
-        for name, part in zip(self._sources, self._parts(), strict=True):
-            dtype = torch.float32 if part.dtype in _HALF else part.dtype
-            self.averages[name] = part.detach().to(self._device, dtype, copy=True)
+    def _copies(self) -> dict[str, Tensor]:
+        return {
+            name: part.detach().to(
+                self.device, torch.float32 if part.dtype in _HALF else part.dtype, copy=True
+            )
+            for name, part in zip(self._sources, self._parts(), strict=True)
+        }
 
     def _parts(self) -> list[Tensor]:
         return [local_part(source) for source in self._sources.values()]
@@ -152,75 +151,57 @@ class AveragedWeights(ABC):
             CheckpointError: If names or shapes differ.
         """
         for name, source in self._sources.items():
-            given = averages.get(name)
-            if not isinstance(given, Tensor) or given.shape != source.shape:
-                found = tuple(given.shape) if isinstance(given, Tensor) else "nothing"
+            found = tuple(averages[name].shape) if name in averages else "nothing"
+            if found != tuple(source.shape):
                 raise CheckpointError(
                     f"The checkpoint's average of {name} is {found}; the model has "
                     f"{tuple(source.shape)}. Resume with the model that it was saved from."
                 )
-        self._begin()
-        for name, source in self._sources.items():
-            self.averages[name].copy_(shard_as(source, averages[name]))
+        self.averages = self._copies()
+        for name, average in self.averages.items():
+            average.copy_(shard_as(self._sources[name], averages[name]))
         self.steps = int(steps)
 
 
+@dataclass(eq=False)
 class ExponentialMovingAverage(AveragedWeights):
     """``average = (1 - momentum) * average + momentum * weight``.
 
     Args:
-        model: Like what is not listed here, an argument of :class:`AveragedWeights`.
-        momentum: Weight of the new value. Defaults to 0.0002.
-
-    Raises:
-        ConfigError: If ``momentum`` is not between 0 and 1.
+        momentum: Weight of the new value, between 0 and 1. Defaults to 0.0002.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        momentum: float = 0.0002,
-        interval: int = 1,
-        device: torch.device | str | None = None,
-        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-    ) -> None:
-        super().__init__(model, interval, device, update_buffers)
-        if not 0 < momentum < 1:
+    momentum: float = 0.0002
+
+    @override
+    def __post_init__(self, model: nn.Module) -> None:
+        super().__post_init__(model)
+        if not 0 < self.momentum < 1:
             raise ConfigError(
-                f"momentum: a number between 0 and 1, the weight of new values, got {momentum!r}."
+                "momentum: a number between 0 and 1, the weight of new values, got "
+                f"{self.momentum!r}."
             )
-        self.momentum = momentum
 
     @override
     def momentum_at(self, steps: Any) -> Any:
         return self.momentum
 
 
+@dataclass(eq=False)
 class MomentumAnnealingEMA(ExponentialMovingAverage):
     """The same with a momentum that falls: ``max(momentum, gamma / (gamma + steps))``.
 
     Args:
-        model: Like what is not listed here, an argument of :class:`AveragedWeights`.
-        momentum: The smallest. Defaults to 0.0002.
         gamma: How slowly it falls, a positive number of updates. Defaults to 100.
-
-    Raises:
-        ConfigError: If ``momentum`` or ``gamma`` is out of its range.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        momentum: float = 0.0002,
-        gamma: int = 100,
-        interval: int = 1,
-        device: torch.device | str | None = None,
-        update_buffers: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-    ) -> None:
-        super().__init__(model, momentum, interval, device, update_buffers)
-        if gamma <= 0:
-            raise ConfigError(f"gamma: a positive number of updates, got {gamma!r}.")
-        self.gamma = gamma
+    gamma: int = 100
+
+    @override
+    def __post_init__(self, model: nn.Module) -> None:
+        super().__post_init__(model)
+        if self.gamma <= 0:
+            raise ConfigError(f"gamma: a positive number of updates, got {self.gamma!r}.")
 
     @override
     def momentum_at(self, steps: Any) -> Any:
@@ -230,11 +211,9 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
         return max(self.momentum, falling)
 
 
+@dataclass(eq=False)
 class StochasticWeightAverage(AveragedWeights):
-    """The mean of all values that count (SWA, https://arxiv.org/abs/1803.05407).
-
-    Args and errors are those of :class:`AveragedWeights`.
-    """
+    """The mean of all values that count (SWA, https://arxiv.org/abs/1803.05407)."""
 
     @override
     def momentum_at(self, steps: Any) -> Any:
