@@ -190,12 +190,9 @@ def test_a_second_run_undoes_the_settings_of_the_first():
 @needs_compile
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.skipif(not hasattr(torch, "compiler"), reason="torch 2.0 cannot capture it")
-@pytest.mark.parametrize("regions", [None, "auto"])
-def test_checkpointed_modules_are_compiled(regions, make_runner):
+def test_checkpointed_modules_are_compiled(make_runner):
     # Of those that generate no code, the one that knows of checkpointing.
-    cfg = {"compile": {"backend": "aot_eager_decomp_partition", "regions": regions}}
-    if regions is None:
-        del cfg["compile"]["regions"]
+    cfg = {"compile": {"backend": "aot_eager_decomp_partition", "regions": "auto"}}
     found = []
     for names in (None, "blocks.*"):
         torch.manual_seed(0)
@@ -203,7 +200,7 @@ def test_checkpointed_modules_are_compiled(regions, make_runner):
             model=Dropless(), cfg={**cfg, "activation_checkpointing": names}, **NO_VALIDATION
         )
         runner.train()
-        assert len(runner.compile_handle.report().regions) == (1 if regions is None else 3)
+        assert len(runner.compile_handle.report().regions) == 3
         found.append(runner.model.state_dict())
     sys.modules["torch._dynamo"].reset()
     torch.testing.assert_close(*map(dict, found))
@@ -284,10 +281,11 @@ def test_wrong_names_are_refused_before_training(tmp_path, value, message):
 
 def test_the_plan_names_it(tmp_path):
     model = checkpointed(Net(), "stem")
-    cfg = runner_arguments(tmp_path, model=model, activation_checkpointing="blocks.1")
-    plan = make_plan(cfg)
+    settings = {"activation_checkpointing": "blocks.1", "efficient_conv_bn_eval": ["blocks.0"]}
+    plan = make_plan(runner_arguments(tmp_path, model=model, **settings))
     assert replaced(model) == ["stem"]  # it is another run's
     assert "\ncheckpointed  blocks.1\n" in plan
+    assert "\nconv-bn-eval  blocks.0\n" in plan
 
 
 def _train_on_ranks(rank, work_dir, cfgs):
@@ -316,5 +314,5 @@ def _train_on_ranks(rank, work_dir, cfgs):
 
 def test_processes_train_the_same(run_ranks, tmp_path):
     sharded = {"model_wrapper_cfg": {"type": "MMFullyShardedDataParallel"}}
-    cfgs = [{}, {"find_unused_parameters": True}, {"sync_bn": "torch"}]
+    cfgs = [{"find_unused_parameters": True, "sync_bn": "torch"}]
     run_ranks(_train_on_ranks, 2, tmp_path, [*cfgs, *([sharded] if SHARDS else [])])

@@ -454,17 +454,9 @@ def test_a_period_of_no_weight_is_followed_by_one():
     assert rates[:7] == [0.0] * 6 + [1.0]
 
 
-@pytest.mark.parametrize("by_epoch", [True, False])
 @pytest.mark.parametrize(
-    "cfg",
-    [
-        {"type": "ConstantLR"},
-        {"type": "LinearLR"},
-        {"type": "PolyLR"},
-        {"type": "CosineAnnealingLR"},
-        {"type": "OneCycleLR", "eta_max": 1.0},
-    ],
-    ids=lambda cfg: cfg["type"],
+    ("cfg", "by_epoch"),
+    [({"type": "CosineAnnealingLR"}, True), ({"type": "OneCycleLR", "eta_max": 1.0}, False)],
 )
 def test_the_value_stays_where_a_run_is_resumed_for_longer(make_runner, cfg, by_epoch):
     recorded = RecordRates()

@@ -151,7 +151,8 @@ class AveragedWeights(ABC):
             CheckpointError: If names or shapes differ.
         """
         for name, source in self._sources.items():
-            found = tuple(averages[name].shape) if name in averages else "nothing"
+            given = averages.get(name)
+            found = tuple(given.shape) if isinstance(given, Tensor) else "nothing"
             if found != tuple(source.shape):
                 raise CheckpointError(
                     f"The checkpoint's average of {name} is {found}; the model has "
