@@ -62,13 +62,6 @@ def test_pseudo_collate_says_how_samples_differ():
         pseudo_collate([(1, 2), (3, 4, 5)])
 
 
-def test_pseudo_collate_keeps_tensors_of_different_sizes():
-    small, large = torch.ones(1), torch.ones(2)
-    batch = pseudo_collate([{"x": small}, {"x": large}])
-    assert batch["x"][0] is small
-    assert batch["x"][1] is large
-
-
 def test_a_ready_loader_is_returned_as_it_is():
     loader = DataLoader(Blobs(4))
     assert build(loader) is loader
@@ -210,20 +203,6 @@ def test_a_ready_loader_that_cannot_be_dealt_out_is_refused():
     assert type(build(Doubling(dataset))) is Doubling
     by_itself = DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0))
     assert build(by_itself, world_size=2) is by_itself
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"shuffle": True, "sampler": {"type": "DefaultSampler"}},
-        {"shuffle": True, "batch_sampler": [[0, 1]]},
-        {"sampler": range(4), "batch_sampler": [[0, 1]]},
-    ],
-    ids=["sampler-config", "batch-sampler", "both"],
-)
-def test_no_order_of_samples_is_passed_over(changes):
-    with pytest.raises(ConfigError, match=r"^train_dataloader: .*mutually exclusive"):
-        build(loader_cfg(**changes))
 
 
 def test_a_sampler_that_every_rank_would_see_alike_is_refused():

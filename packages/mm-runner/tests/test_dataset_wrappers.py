@@ -227,21 +227,3 @@ def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path
         }
 
     train_whole_and_in_parts(make_runner, tmp_path, arguments, [3, 9, None])
-
-
-def test_a_validation_has_the_samples_of_all(make_runner):
-    classes = {"classes": ["a", "b", "c"]}
-    parts = [Blobs(5), Blobs(4)]
-    for part in parts:
-        part.metainfo = classes
-    runner = make_runner(
-        val_dataloader={
-            "dataset": {"type": "ConcatDataset", "datasets": parts},
-            "batch_size": 4,
-            "collate_fn": "default_collate",
-        },
-        val_evaluator={"type": "Accuracy"},
-    )
-    runner.val()
-    assert runner.val_evaluator.dataset_meta == classes
-    assert len(runner.val_dataloader.dataset) == 9

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import yaml
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from toy import Blobs, runner_arguments
-from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.data import DataSettings, build_dataloader
@@ -29,12 +28,6 @@ class OnlyGoneThrough:
     def __len__(self):
         return 24
 
-    def __iter__(self):
-        return iter(_SAMPLES)
-
-
-class Stream(IterableDataset):
-    @override
     def __iter__(self):
         return iter(_SAMPLES)
 
@@ -90,14 +83,6 @@ def test_a_list_is_the_loaders_dataset_itself_and_workers_draw_from_it(make_runn
     )
     runner.train()
     assert runner.train_dataloader.dataset is _SAMPLES
-
-
-def test_a_stream_trains(make_runner):
-    runner = make_runner(
-        train_dataloader=loader(Stream()), train_cfg={"by_epoch": False, "max_iters": 3}
-    )
-    runner.train()
-    assert runner.iter == 3
 
 
 class Joined:
@@ -201,10 +186,3 @@ def test_what_is_no_dataset_is_refused_in_words(tmp_path, name, dataset):
     arguments = runner_arguments(tmp_path / "run", **{name: loader(dataset)})
     with pytest.raises(ConfigError, match=_NEEDED.format(name)):
         Runner.from_cfg(arguments).train()
-
-
-def test_within_wrappers_too():
-    for dataset in ({"type": as_parts}, {"type": one_by_one}, one_by_one(), Duck):
-        cfg = {"type": "RepeatDataset", "dataset": dataset, "times": 2}
-        with pytest.raises(ConfigError, match="dataset: a dataset with a length and indices, or"):
-            build_from_cfg(cfg, DATASETS)
