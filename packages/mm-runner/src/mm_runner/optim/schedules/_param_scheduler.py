@@ -312,10 +312,8 @@ def _build_list(
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
         schedule = ParamScheduler(optimizer, one, where=place, **run)
         schedulers.append(schedule)
-        total, of_run = (
-            one.get("total_steps"),
-            run["num_epochs" if schedule.by_epoch else "num_iters"],
-        )
+        total = one.get("total_steps")
+        of_run = run["num_epochs"] if schedule.by_epoch else run["num_iters"]
         needed = min(schedule.end, of_run) - schedule.begin
         is_short = isinstance(total, int) and total < needed
         if is_short and not one.get("convert_to_iter_based") and mm_dist.is_main_process():

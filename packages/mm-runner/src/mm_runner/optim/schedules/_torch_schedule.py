@@ -38,10 +38,12 @@ class TorchSchedule:
             given = {"optimizer": self._optimizer}
             self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self._where)
         elif step < (getattr(self._scheduler, "total_steps", None) or math.inf):
-            with warnings.catch_warnings():
-                if step == 1:  # no optimizer step yet, while it accumulates or after an overflow
-                    message = r"Detected call of `lr_scheduler\.step\(\)` bef"
-                    warnings.filterwarnings("ignore", message)
+            if step > 1:
+                self._scheduler.step()
+                return
+            with warnings.catch_warnings():  # no optimizer step yet: accumulation, or an overflow
+                message = r"Detected call of `lr_scheduler\.step\(\)` bef"
+                warnings.filterwarnings("ignore", message)
                 self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any] | None:
