@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
 from mm_runner.cli import main
+from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
 from mm_runner.registry import PARAM_SCHEDULERS
 from mm_runner.tools import make_plan
@@ -106,16 +107,13 @@ def test_the_schedule_is_that_of_the_run(tmp_path, make_runner):
     ]
     rates = rates_in(plan_of(tmp_path, param_scheduler=schedules))
     seen = {}
-    runner = make_runner(param_scheduler=schedules)
-    call_hook = runner.call_hook
 
-    def note(stage, **arguments):
-        if stage == "before_train_iter":
+    class RecordRate(Hook):
+        @override
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
             seen[runner.iter] = runner.optim_wrapper.param_groups[0]["lr"]
-        call_hook(stage, **arguments)
 
-    runner.call_hook = note
-    runner.train()
+    make_runner(param_scheduler=schedules, custom_hooks=[RecordRate()]).train()
     assert {0, 5, 11} <= rates.keys()
     assert rates == pytest.approx({step: seen[step] for step in rates})
 
