@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from crashing import Crashing
-from toy import Blobs, Classifier, loader_cfg
+from toy import Classifier
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -238,15 +238,3 @@ def test_a_disk_that_fails_too_does_not_hide_the_error(make_runner, capsys):
         runner.train()
     facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
     assert facts["batch"] == "NoneType"
-
-
-def test_data_that_fails_is_kept_without_a_batch(make_runner):
-    class Broken(Blobs):
-        def __getitem__(self, index):
-            raise KeyError(index)
-
-    runner = make_runner(train_dataloader={**loader_cfg(), "dataset": Broken()})
-    with pytest.raises(KeyError):
-        runner.train()
-    facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
-    assert (facts["iter"], facts["batch"]) == (0, "NoneType")

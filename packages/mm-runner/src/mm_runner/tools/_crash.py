@@ -9,12 +9,10 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -51,9 +49,9 @@ _FULL = re.compile(
 class CrashBundleHook(Hook):
     """Write a crash bundle to the log directory when training fails, for ``mm-runner replay``.
 
-    Each process that fails writes ``crash/rank<N>.json``, and after it ran out of memory the
-    summary of the device's allocator; the configuration lies beside them. An error of mm-runner,
-    whose message says what to repair, leaves no bundle. A failure here never hides the error.
+    Each process that fails writes ``crash/rank<N>.json``; the configuration lies beside it. An
+    error of mm-runner, whose message says what to repair, leaves no bundle. A failure to write
+    never hides the error.
 
     One of the default hooks; ``crash_bundle: false`` in the configuration keeps nothing.
     """
@@ -104,11 +102,6 @@ def _write(runner: RunView, error: Exception, folder: Path) -> str:
     message = f"Training failed in {facts['place']} with {type(error).__name__}{sample}."
     if is_out_of_memory(error):
         message = f"{message} {_MEMORY_ADVICE}"
-        module: Any = getattr(torch, runner.device.type, None)
-        if hasattr(module, "memory_summary"):
-            path = folder / f"memory_rank{runner.rank}.txt"
-            with suppress(Exception):  # a device that has failed may answer nothing
-                path.write_text(f"{module.memory_summary(runner.device)}\n", encoding="utf-8")
     command = f"mm-runner replay {folder}"
     if runner.world_size > 1 and runner.dist_info.launcher == "pytorch":
         command = f"torchrun --nproc_per_node={runner.world_size} -m {command.replace('-', '_', 1)}"
