@@ -128,7 +128,7 @@ def test_a_log_line_has_the_rate_first_then_times_then_the_rest():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window_size": 0}, r"log_processor\.window_size: a positive integer.*got 0"),
+        ({"window_size": 0}, r"log_processor\.window_size: an integer >= 1 is needed, got 0"),
         ({"num_digits": -1}, r"log_processor\.num_digits: .*got -1"),
     ],
     ids=["window", "digits"],

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
-import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.progress import Progress
-    from rich.text import Text
 
 __all__ = ["RunConsole", "as_clock", "close_logger", "open_logger", "recent_lines"]
 
@@ -36,7 +32,6 @@ _REFRESH_INTERVAL_S = 0.1
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
-_SCALARS = re.compile(r"(Epoch|Iter)\(\w+\)  \S+")  # what a line of scalars begins with
 
 
 class RunConsole:
@@ -73,29 +68,21 @@ class RunConsole:
         """Whether there is a progress bar at present."""
         return self._progress is not None
 
-    def print(self, line: str) -> None:
-        """Print ``line`` as it is, above the bar if there is one."""
+    def print(self, line: str, style: str | None = None) -> None:
+        """Print ``line`` as it is, above the bar if there is one; ``style`` is for terminals."""
         if not self._is_main:
             return
+        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
         with self._silent_if_gone():
-            if self._progress is not None:
-                self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            if self.console.is_terminal:
+                self.console.print(line, style=style, **plain)
                 return
             # rich would do the same in a hundred times the time.
-            file: Any = sys.stdout if self._console is None else self._console.file
-            if file is not None:  # a program without a console has none
-                encoding = getattr(file, "encoding", None) or "utf-8"
-                text = line.encode(encoding, "backslashreplace").decode(encoding)
-                file.write(f"{text}\n")  # print() writes the end apart
-                file.flush()
-
-    def print_record(self, record: logging.LogRecord, line: str) -> None:
-        """Print a log record: on a terminal in its width and in colour, elsewhere as ``line``."""
-        if not self._is_main or not self.console.is_terminal:
-            self.print(line)
-            return
-        with self._silent_if_gone():
-            self.console.print(_styled(record, line, self.console.width), soft_wrap=True)
+            file = self.console.file
+            encoding = getattr(file, "encoding", None) or "utf-8"
+            text = line.encode(encoding, "backslashreplace").decode(encoding)
+            file.write(f"{text}\n")  # print() writes the end apart
+            file.flush()
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
@@ -162,32 +149,6 @@ class RunConsole:
             yield
         except (OSError, ValueError):  # ValueError: the file was closed by this program
             self._is_main, self._progress = False, None
-
-
-def _styled(record: logging.LogRecord, line: str, width: int) -> Text:
-    """Return a record for a terminal; scalars are wrapped to its width.
-
-    The date, and levels below warning, are in the log file only.
-    """
-    from rich.text import Text  # noqa: PLC0415
-
-    message = record.getMessage()
-    traceback = line.partition(message)[2]
-    moment = time.strftime("%H:%M:%S ", time.localtime(record.created))
-    level = record.levelname
-    shown = f"{moment}{level} {message}" if level in _LEVEL_STYLES else f"{moment}{message}"
-    is_of_scalars = _SCALARS.match(message)
-    if is_of_scalars:  # a name stays on the line of its number
-        glued = shown.replace(": ", ":\0")
-        indent = " " * len(moment)
-        parts = textwrap.wrap(glued, width, subsequent_indent=indent, break_long_words=False)
-        shown = "\n".join(parts).replace("\0", " ")
-    text = Text(shown + traceback, style=_LEVEL_STYLES.get(level, ""))
-    text.stylize("dim", 0, len(moment))
-    if is_of_scalars:
-        text.highlight_regex(_SCALARS, "bold cyan")
-        text.highlight_regex(r"\S+: ", "dim")
-    return text
 
 
 def as_clock(seconds: float) -> str:
@@ -259,7 +220,7 @@ class _RunHandler(logging.Handler):
             self.handleError(record)
             return
         self.recent.append(line)
-        self._console.print_record(record, line)
+        self._console.print(line, _LEVEL_STYLES.get(record.levelname))
         try:
             if self._file is not None:
                 self._file.write(f"{line}\n")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import Registry, build_from_cfg, short_repr
+from mm_runner.errors import ConfigError
+from mm_runner.registry import (
+    Registry,
+    build_from_cfg,
+    check_arguments,
+    need_mapping,
+    short_repr,
+)
 
 from ._console import as_clock
-from ._message_hub import METHODS, MessageHub, Statistic
+from ._message_hub import MessageHub, Statistic
 
 __all__ = ["LogProcessor", "build_log_processor"]
 
 _SECONDS = ("time", "data_time")
-_KEYS = ("data_src", "method_name", "log_name", "window_size")
 # Scalars of every run; grad_norm if gradients are clipped.
 _LOGGED_BY_RUNS = ("loss", "time", "data_time", "grad_norm")
 _CUSTOM = "log_processor.custom_cfg"
-_LOG_PROCESSORS = Registry("log processor")  # ours, and import paths
-# MMEngine's, by a path or with a scope.
-_MMENGINES = re.compile(r"(mmengine\.(\w+\.)*|\w+\.)LogProcessor")
 
 
 class LogProcessor:
@@ -67,10 +68,8 @@ class LogProcessor:
         num_digits: int = 4,
         log_with_hierarchy: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
-        for name, value, least in (("window_size", window_size, 1), ("num_digits", num_digits, 0)):
-            if not isinstance(value, int) or value < least:
-                kind = "a positive integer" if least else "an integer >= 0"
-                raise ConfigError(f"log_processor.{name}: {kind} is needed, got {value!r}.")
+        _check_count(window_size, 1, "log_processor.window_size")
+        _check_count(num_digits, 0, "log_processor.num_digits")
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits
@@ -118,40 +117,28 @@ class LogProcessor:
 def _parse_statistics(custom_cfg: Any, window_size: int) -> tuple[Statistic, ...]:
     if not isinstance(custom_cfg, (list, tuple, type(None))):
         raise ConfigError(f"{_CUSTOM}: a list of dicts is needed, got {short_repr(custom_cfg)}.")
-    parsed: list[Statistic] = []
+    parsed: dict[str, Statistic] = {}
     for index, entry in enumerate(custom_cfg or ()):
         where = f"{_CUSTOM}[{index}]"
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"{where}: a dict is needed, got {short_repr(entry)}.")
-        for key in entry:
-            if key not in _KEYS:
-                raise ConfigError(
-                    f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}."
-                    f"{did_you_mean(str(key), _KEYS)}"
-                )
-        source, method = entry.get("data_src"), entry.get("method_name")
-        name, window = entry.get("log_name") or source, entry.get("window_size", window_size)
-        if not isinstance(source, str) or not isinstance(name, str):
-            raise ConfigError(f"{where}: data_src and log_name are names, got {short_repr(entry)}.")
-        if method not in METHODS:
+        check_arguments(Statistic, need_mapping(entry, where), where, name="an entry")
+        one = Statistic(**{"window_size": window_size, **entry})
+        _check_count(one.window_size, 1, f"{where}.window_size")
+        is_renamed = one.name != one.data_src
+        if one.name in parsed or (is_renamed and one.name in _LOGGED_BY_RUNS):
             raise ConfigError(
-                f"{where}.method_name: {method!r} was given; there are {', '.join(METHODS)}."
-                f"{did_you_mean(str(method), METHODS)}"
+                f"{where}.log_name: {one.name!r} is the name of another scalar or entry; give each "
+                "a log_name of its own."
             )
-        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise ConfigError(
-                f"{where}.window_size: a positive number of steps is needed, got {window!r}."
-            )
-        taken = {one.name for one in parsed}.union(() if name == source else _LOGGED_BY_RUNS)
-        if name in taken:
-            raise ConfigError(
-                f"{where}.log_name: {name!r} is the name of another scalar or entry; give each a "
-                "log_name of its own."
-            )
-        parsed.append(Statistic(source, name, method, window))
-    return tuple(parsed)
+        parsed[one.name] = one
+    return tuple(parsed.values())
 
 
+def _check_count(value: Any, least: int, where: str) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"{where}: an integer >= {least} is needed, got {value!r}.")
+
+
+_LOG_PROCESSORS = Registry("log processor")  # ours, and import paths
 _LOG_PROCESSORS.register_module(module=LogProcessor)
 
 
@@ -160,8 +147,8 @@ def build_log_processor(value: Any) -> LogProcessor:
 
     Args:
         value: A log processor, the arguments of one, or ``None``. A ``type`` among the arguments is
-            ``"LogProcessor"`` (also MMEngine's, as ``"mmengine.LogProcessor"``), a class derived
-            from :class:`LogProcessor`, or the import path of one.
+            ``"LogProcessor"``, a class derived from :class:`LogProcessor`, or the import path of
+            one.
 
     Raises:
         ConfigError: If ``type`` is something else, or the arguments do not fit.
@@ -169,9 +156,7 @@ def build_log_processor(value: Any) -> LogProcessor:
     """
     built = value
     if value is None or isinstance(value, Mapping):
-        cfg = dict(value or {})
-        if not cfg.get("type") or _MMENGINES.fullmatch(str(cfg["type"])):
-            cfg["type"] = LogProcessor
+        cfg = {"type": LogProcessor, **(value or {})}
         built = build_from_cfg(cfg, _LOG_PROCESSORS, where="log_processor")
     if not isinstance(built, LogProcessor):
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +27,19 @@ _RESULT = "result:"  # before the names of metrics in a state
 _POSITION = ("epoch", "iter", "max_epochs", "max_iters")
 
 
-class Statistic(NamedTuple):
-    """One entry of ``custom_cfg``: a method of :data:`METHODS` over the newest values."""
+@dataclass(frozen=True)
+class Statistic:
+    """An entry of ``custom_cfg``: a method over the newest values of a scalar."""
 
-    source: str
-    name: str
-    method: str
-    window: int
+    data_src: str
+    method_name: Literal["mean", "min", "max", "current"]
+    log_name: str | None = None
+    window_size: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the number in a line."""
+        return self.log_name or self.data_src
 
 
 def as_numbers(values: Iterable[Any]) -> list[Any]:
@@ -215,8 +222,9 @@ class MessageHub:
         ]
         line = {name: sum(values) / len(values) for name, values in newest.items()}
         for one in self._statistics:
-            if one.source in kept:
-                line[one.name] = METHODS[one.method](kept[one.source][-one.window :])
+            if one.data_src in kept:
+                newest_values = kept[one.data_src][-one.window_size :]
+                line[one.name] = METHODS[one.method_name](newest_values)
         return line
 
     def clear(self, phase: str) -> None:
@@ -243,7 +251,7 @@ class MessageHub:
     def _window(self, name: str) -> deque[Any]:
         if name not in self._scalars:
             source = name.partition("/")[2]
-            sizes = [one.window for one in self._statistics if one.source == source]
+            sizes = [one.window_size for one in self._statistics if one.data_src == source]
             self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
         return self._scalars[name]
 

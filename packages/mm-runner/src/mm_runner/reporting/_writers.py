@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ConfigError
 
 __all__ = [
     "GuardedWriter",
@@ -26,9 +26,6 @@ _MMENGINES_NAMES = {
     "TensorboardVisBackend": "TensorBoardWriter",
     "WandbVisBackend": "WandbWriter",
 }
-_KEYS = ("type", "name", "vis_backends", "save_dir")
-# Similarity from which a key is a slip: ytpe is, backend (0.74), an argument of others, is not.
-_SLIP = 0.75
 
 
 class LogWriter(Protocol):
@@ -192,8 +189,7 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
         log_writers: A name, a config, a writer, or a list of these; or ``None``.
 
     Raises:
-        ConfigError: If one of them is something else, or a key of ``visualizer`` is nearly one of
-            MMEngine's.
+        ConfigError: If one of them is something else.
 
     Example:
         >>> writer_configs(None, ["TensorBoardWriter"])
@@ -204,19 +200,6 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
         raise ConfigError(
             f"visualizer: a dict is needed, got {type(visualizer).__name__}. Give "
             "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
-        )
-    for key in visualizer:
-        hint = did_you_mean(str(key), _KEYS, cutoff=_SLIP)
-        if hint and key not in _KEYS:
-            raise ConfigError(
-                f"visualizer.{key}: unknown key; known are {', '.join(_KEYS)}, and a visualizer's "
-                f"own arguments, which are ignored.{hint}"
-            )
-    kind = visualizer.get("type")
-    if isinstance(kind, str) and not kind.endswith("Visualizer"):
-        raise ConfigError(
-            f"visualizer.type: {kind!r} was given; nothing is drawn here, and only names that end "
-            f"in 'Visualizer' are ignored. Leave it out.{did_you_mean(kind, ['Visualizer'])}"
         )
     found: dict[str, Any] = {}
     backends = visualizer.get("vis_backends")
