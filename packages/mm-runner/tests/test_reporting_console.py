@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from toy import NO_VALIDATION, Scripted, loader_cfg
+from toy import Scripted, loader_cfg
 from typing_extensions import override
 
 from mm_runner.hooks import Hook

@@ -125,11 +125,11 @@ class Evaluator:
             raise ConfigError(f"data_samples: {size} predictions were given{given}.")
         self.reset()
         rank, world_size = mm_dist.get_dist_info()
-        mine = range(rank, size, world_size)
-        for begin in range(0, len(mine), chunk_size):
-            chunk = mine[begin : begin + chunk_size]
+        for begin in range(rank, size, world_size * chunk_size):
+            end = min(begin + world_size * chunk_size, size)
+            chunk = range(begin, end, world_size)
             batch = None if data is None else pseudo_collate([data[index] for index in chunk])
-            self.process(select(data_samples, chunk), batch)
+            self.process(select(data_samples, slice(begin, end, world_size)), batch)
         return self.evaluate(size)
 
 
@@ -148,7 +148,7 @@ def evaluator_type(cfg: Any) -> type[Evaluator] | None:
     if not isinstance(cfg, Mapping):
         return None
     kind = cfg.get("type", "Evaluator" if "metrics" in cfg else None)
-    if kind == "Evaluator" and kind not in METRICS:
+    if kind == "Evaluator":
         return Evaluator
     try:
         kind = METRICS.get(kind) if isinstance(kind, str) else kind
@@ -160,14 +160,13 @@ def evaluator_type(cfg: Any) -> type[Evaluator] | None:
 def _build(metric: Any, where: str) -> Any:
     if inspect.isclass(metric):
         metric = {"type": metric}
-    if isinstance(metric, Mapping) and evaluator_type(metric) is None:
+    if isinstance(metric, Mapping):
         metric = build_from_cfg(metric, METRICS, where=where)
     if is_torch_metric(metric):
         return _TorchMetric(metric)
-    # An evaluator's process() takes the arguments of a metric's in another order: as a metric it
-    # would report wrong numbers. Those of other libraries are known by their method.
-    is_evaluator = hasattr(metric, "offline_evaluate") and not hasattr(metric, "compute_metrics")
-    if is_evaluator or not (hasattr(metric, "process") and hasattr(metric, "evaluate")):
+    # The process() of an evaluator takes the arguments in another order.
+    is_metric = hasattr(metric, "process") and hasattr(metric, "evaluate")
+    if isinstance(metric, Evaluator) or not is_metric:
         raise ConfigError(
             f"{where}: a metric with process() and evaluate() is needed, got {short_repr(metric)}. "
             "Of an evaluator give its metrics."
@@ -231,7 +230,7 @@ class _TorchMetric:
     def _update(self, leave_out: int = 0) -> None:
         newest, self._newest = self._newest, None
         if leave_out and newest is not None:
-            newest = select(newest, range(size_of(newest) - leave_out))
+            newest = select(newest, slice(size_of(newest) - leave_out))
         if newest is None or not size_of(newest):
             return
         positional, named = ((), newest) if isinstance(newest, Mapping) else (newest, {})

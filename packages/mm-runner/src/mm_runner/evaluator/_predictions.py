@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ def layout_of(predictions: Any) -> Any:
 
 def split(predictions: Any) -> list[Any]:
     """Return the predictions for each sample; those of tensors share their memory."""
-    return [
-        _map(predictions, lambda part, i=index: part[i])  # type: ignore[misc]
-        for index in range(size_of(predictions))
-    ]
+    return [_map(predictions, itemgetter(index)) for index in range(size_of(predictions))]
 
 
 def join(samples: Sequence[Any], layout: Any) -> Any:
@@ -81,13 +79,9 @@ def join(samples: Sequence[Any], layout: Any) -> Any:
     return list(samples)
 
 
-def select(predictions: Any, indices: Sequence[int]) -> Any:
+def select(predictions: Any, part: slice) -> Any:
     """Return the predictions for some of the samples, in the same form."""
-    rows = torch.tensor(indices, dtype=torch.long)
-    return _map(
-        predictions,
-        lambda part: part[rows] if isinstance(part, Tensor) else [part[i] for i in indices],
-    )
+    return _map(predictions, itemgetter(part))
 
 
 def _map(part: Any, function: Callable[[Any], Any]) -> Any:
