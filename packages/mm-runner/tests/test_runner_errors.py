@@ -59,8 +59,8 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         ({"cfg": {"work_dirs": "x"}}, r"cfg\.work_dirs: unknown key\. Did you mean 'work_dir'"),
         ({"cfg": {"sync_bn": "mmcv"}}, r"^sync_bn: 'torch' is needed, got 'mmcv'"),
         (
-            {"cfg": {"efficient_conv_bn_eval": "[backbone]"}},
-            r"^efficient_conv_bn_eval: '\[backbone\]' names no module of Classifier",
+            {"cfg": {"activation_checkpointing": "[backbone]"}},
+            r"^activation_checkpointing: '\[backbone\]' names no module of Classifier",
         ),
         ({"cfg": 3}, r"cfg: a dict is needed, got 3"),
         ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer is needed.*got .1."),

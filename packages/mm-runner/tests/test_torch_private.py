@@ -36,4 +36,3 @@ class _Bare:
 def test_without_what_speeds_up_or_checks_nothing_fails():
     assert private.version_of_module(_Bare()) is None
     assert private.version_of(_Bare()) == -1
-    assert not private.can_convolve_with(_Bare())

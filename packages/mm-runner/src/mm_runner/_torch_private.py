@@ -9,7 +9,6 @@ Name                                                Without it
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
 ``Module._version``                                 Versions of modules are not compared
 ``Tensor._version``                                 No change in place is noticed
-``_ConvNd._conv_forward``                           ``efficient_conv_bn_eval`` fuses nothing
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
 """
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "can_convolve_with",
-    "convolve_with",
     "read_with",
     "scheduler_base",
     "stop_workers",
@@ -110,17 +107,6 @@ def version_of_module(module: nn.Module) -> int | None:
 def version_of(tensor: Tensor) -> int:
     """Return torch's count of changes in place; tensors of inference mode have none."""
     return -1 if tensor.is_inference() else getattr(tensor, "_version", -1)
-
-
-def can_convolve_with(convolution: nn.Module) -> bool:
-    """Return whether :func:`convolve_with` takes this convolution."""
-    return hasattr(convolution, "_conv_forward")
-
-
-def convolve_with(convolution: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolve as ``convolution`` does, padding included, with another weight and bias."""
-    output: Tensor = convolution._conv_forward(inputs, weight, bias)  # noqa: SLF001
-    return output
 
 
 def scheduler_base() -> Any:

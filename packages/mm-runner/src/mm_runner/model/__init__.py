@@ -9,11 +9,10 @@ from ._averaging import (
     StochasticWeightAverage,
 )
 from ._base_model import BaseDataPreprocessor, BaseModel
-from ._module_settings import (
-    MODULE_SETTINGS,
-    apply_module_settings,
-    check_module_settings,
-    find_module_settings,
+from ._checkpointing import (
+    apply_activation_checkpointing,
+    checkpointing_patterns,
+    find_checkpointed,
 )
 from ._steps import (
     EvalStep,
@@ -27,7 +26,6 @@ from ._supervised import Supervised
 from ._tta import BaseTTAModel
 
 __all__ = [
-    "MODULE_SETTINGS",
     "AveragedWeights",
     "BaseDataPreprocessor",
     "BaseModel",
@@ -39,10 +37,10 @@ __all__ = [
     "StochasticWeightAverage",
     "Supervised",
     "TrainStep",
-    "apply_module_settings",
-    "check_module_settings",
+    "apply_activation_checkpointing",
+    "checkpointing_patterns",
     "eval_step_of",
-    "find_module_settings",
+    "find_checkpointed",
     "is_model_wrapper",
     "train_step_of",
     "uncalled_step",

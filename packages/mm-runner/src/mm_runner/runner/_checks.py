@@ -31,7 +31,6 @@ CFG_KEYS = (
     "compile",
     "crash_bundle",
     "device_prefetch",
-    "efficient_conv_bn_eval",
     "find_unused_parameters",
     "log_writers",
     "model_wrapper_cfg",

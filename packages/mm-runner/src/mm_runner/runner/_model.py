@@ -15,7 +15,7 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import as_channels_last, map_tensors
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import CompileReportHook
-from mm_runner.model import apply_module_settings, unwrap_model
+from mm_runner.model import apply_activation_checkpointing, unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 
@@ -163,10 +163,10 @@ class RunCompiler:
 
         bare = unwrap_model(model)
         if cfg.get("sync_bn") is not None:
-            apply_module_settings(bare, {})  # drop those of an earlier run
+            apply_activation_checkpointing(bare, None)  # drop that of an earlier run
             if dist_info.backend is not None:
                 mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
-        apply_module_settings(bare, cfg)
+        apply_activation_checkpointing(bare, cfg.get("activation_checkpointing"))
         target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
         if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
             wrapped = wrap_model(model)

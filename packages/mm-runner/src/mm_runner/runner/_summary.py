@@ -15,7 +15,7 @@ from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner._torch_private import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
-from mm_runner.model import MODULE_SETTINGS, check_module_settings, unwrap_model
+from mm_runner.model import checkpointing_patterns, unwrap_model
 from mm_runner.optim import computes_in_half, named_wrappers
 
 if TYPE_CHECKING:
@@ -69,13 +69,14 @@ def log_start(runner: Runner) -> None:
     total = sum(one.numel() for one in bare.parameters())
     trained = sum(one.numel() for one in bare.parameters() if one.requires_grad)
     layout = ", channels_last" if runner.cfg.get("channels_last") else ""
-    settings = check_module_settings(runner.cfg)
+    checkpointed = checkpointing_patterns(runner.cfg.get("activation_checkpointing"))
     lines = [
         ("devices", f"{places}, launcher {runner.launcher}{backend}"),
         ("versions", f"Python {platform.python_version()}, {of_torch}, mm-runner {__version__}"),
         ("parameters", f"{total:,}, of which {trained:,} are trained{layout}"),
-        *((MODULE_SETTINGS[key], ", ".join(names)) for key, names in settings.items()),
     ]
+    if checkpointed:
+        lines.append(("checkpointed", ", ".join(checkpointed)))
     if is_model_wrapper(runner.model):
         lines.append(("wrapper", type(runner.model).__name__))
     kept = {str(one.dtype).removeprefix("torch.") for one in runner.model.parameters()}

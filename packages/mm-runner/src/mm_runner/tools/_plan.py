@@ -20,13 +20,7 @@ from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
-from mm_runner.model import (
-    MODULE_SETTINGS,
-    check_module_settings,
-    find_module_settings,
-    uncalled_step,
-    unwrap_model,
-)
+from mm_runner.model import checkpointing_patterns, find_checkpointed, uncalled_step, unwrap_model
 from mm_runner.optim import (
     build_optim_wrapper,
     build_param_schedulers,
@@ -96,7 +90,8 @@ class _Plan:
             if cfg.get(where) is not None:
                 reported[where] = build_evaluator(cfg[where], where=where).reported_names()
         self.model = model = self._build_model()
-        find_module_settings(unwrap_model(model), cfg)  # raises where a name matches nothing
+        patterns = checkpointing_patterns(cfg.get("activation_checkpointing"))
+        find_checkpointed(unwrap_model(model), patterns)  # raises where a name matches nothing
         parameters, buffers = list(model.parameters()), list(model.buffers())
         trained = _count(one for one in parameters if one.requires_grad)
         size = _mebibytes(_size([*parameters, *buffers]))
@@ -119,8 +114,8 @@ class _Plan:
         dtypes = {name: getattr(one, "dtype", "float32") for name, one in self.wrappers.items()}
         yield "precision", _named(dtypes).replace("torch.", "") or "float32"
         yield "compile", _compilation(cfg.get("compile"), self.device_type)
-        for key, names in check_module_settings(cfg).items():
-            yield MODULE_SETTINGS[key], ", ".join(names)
+        if patterns:
+            yield "checkpointed", ", ".join(patterns)
         yield "wrapper", self.wrapper_name or "none (one process)"
         yield "hooks", ", ".join(type(hook).__name__ for hook in self.hooks)
         if "FullySharded" in self.wrapper_name:

@@ -16,7 +16,7 @@ import mm_dist
 from mm_runner.data import check_dataset
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric
-from mm_runner.model import check_module_settings
+from mm_runner.model import checkpointing_patterns
 from mm_runner.registry import (
     DATA_SAMPLERS,
     DATASETS,
@@ -101,7 +101,7 @@ def validate_run(
             check_component(writer, LOG_WRITERS, place, given=("log_dir",))
     if cfg.get("model_wrapper_cfg") is not None:
         _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
-    check_module_settings(cfg)
+    checkpointing_patterns(cfg.get("activation_checkpointing"))
     settings = {name: cfg[name] for name in _SETTINGS if name in cfg}
     check_section(settings, "", _SETTINGS)
     compiled = cfg.get("compile")
