@@ -13,16 +13,6 @@ from mm_runner.optim import build_optim_wrapper
 SGD = {"type": "SGD", "lr": 1.0, "weight_decay": 0.5}
 
 
-class DeformConv2d(nn.Module):
-    """Known by its name, as mmcv's is."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 2))
-        self.bias = nn.Parameter(torch.ones(2))
-        self.conv_offset = nn.Conv2d(2, 2, 1)
-
-
 class Model(nn.Module):
     """One of each kind that a rule speaks of."""
 
@@ -31,7 +21,6 @@ class Model(nn.Module):
         self.conv = nn.Conv2d(1, 4, 1)
         self.depthwise = nn.Conv2d(4, 4, 3, groups=4)
         self.norm = nn.BatchNorm2d(4)
-        self.deform = DeformConv2d()
         self.head = nn.Linear(4, 2)
         self.scale = nn.Parameter(torch.ones(2))
 
@@ -58,7 +47,7 @@ def changed(found):
     [
         (
             {"bias_lr_mult": 2},
-            dict.fromkeys(("conv.bias", "depthwise.bias", "deform.bias", "head.bias"), (2.0, 0.5)),
+            dict.fromkeys(("conv.bias", "depthwise.bias", "head.bias"), (2.0, 0.5)),
         ),
         ({"norm_decay_mult": 0}, {"norm.weight": (1.0, 0.0), "norm.bias": (1.0, 0.0)}),
         (
@@ -66,7 +55,6 @@ def changed(found):
             {
                 "conv.bias": (1.0, 0.0),
                 "depthwise.bias": (1.0, 0.0),
-                "deform.bias": (1.0, 0.0),
                 "head.bias": (1.0, 0.0),
                 "norm.weight": (1.0, 1.0),
                 "norm.bias": (1.0, 1.0),
@@ -81,18 +69,10 @@ def changed(found):
             {
                 "conv.bias": (1.0, 1.0),
                 "depthwise.bias": (1.0, 1.0),
-                "deform.bias": (1.0, 1.0),
                 "head.bias": (1.0, 1.0),
                 "norm.bias": (1.0, 1.0),
                 "norm.weight": (1.0, 0.0),
                 "scale": (1.0, 0.0),
-            },
-        ),
-        (
-            {"dcn_offset_lr_mult": 0.1},
-            {
-                "deform.conv_offset.weight": (0.1, 0.5),
-                "deform.conv_offset.bias": (0.1, 0.5),
             },
         ),
         (
@@ -103,13 +83,12 @@ def changed(found):
             {
                 "conv.bias": (9.0, 0.5),
                 "depthwise.bias": (9.0, 0.5),
-                "deform.bias": (9.0, 0.5),
                 "head.weight": (0.1, 0.5),
                 "head.bias": (1.0, 0.0),
             },
         ),
     ],
-    ids=["bias-lr", "norm", "norm-before-bias", "depthwise", "flat", "offset", "custom"],
+    ids=["bias-lr", "norm", "norm-before-bias", "depthwise", "flat", "custom"],
 )
 def test_each_rule_changes_what_it_names(paramwise, expected):
     assert changed(settings(Model(), paramwise)) == expected
@@ -120,7 +99,7 @@ def test_a_single_number_is_not_flat():
     model.temperature = nn.Parameter(torch.tensor(1.0))
     expected = ["conv.bias", "depthwise.bias", "head.bias", "norm.bias", "norm.weight", "scale"]
     found = changed(settings(model, {"flat_decay_mult": 0}))
-    assert sorted(found) == sorted([*expected, "deform.bias"])
+    assert sorted(found) == expected
 
 
 def test_parameters_with_equal_settings_share_a_group():

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 
-from ._sharded_tensors import distribute_as, local_part, shard_as
 from ._steps import unwrap_model
 
 __all__ = [
@@ -112,7 +111,7 @@ class AveragedWeights(ABC):
         }
 
     def _parts(self) -> list[Tensor]:
-        return [local_part(source) for source in self._sources.values()]
+        return [_local_part(source) for source in self._sources.values()]
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -140,7 +139,7 @@ class AveragedWeights(ABC):
         parts = self._own if own else self.averages.values()
         found: dict[str, Any] = {}
         for (name, source), part in zip(self._sources.items(), parts, strict=True):
-            one = distribute_as(source, part)
+            one = _distribute_as(source, part)
             found[name] = one.full_tensor() if whole and one is not part else one
         return found
 
@@ -160,7 +159,7 @@ class AveragedWeights(ABC):
                 )
         self.averages = self._copies()
         for name, average in self.averages.items():
-            average.copy_(shard_as(self._sources[name], averages[name]))
+            average.copy_(_shard_as(self._sources[name], averages[name]))
         self.steps = int(steps)
 
 
@@ -219,3 +218,30 @@ class StochasticWeightAverage(AveragedWeights):
     @override
     def momentum_at(self, steps: Any) -> Any:
         return 1 / (steps // self.interval + 1)
+
+
+def _local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, any other as it is."""
+    part: Any = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part
+
+
+def _distribute_as(like: Any, part: Tensor) -> Any:
+    """Return the tensor, sharded as ``like`` is, of which this rank holds ``part``."""
+    if _local_part(like) is like:
+        return part
+    part = part.to(_local_part(like).device)
+    options = {"shape": like.shape, "stride": like.stride()}
+    return like.from_local(part, like.device_mesh, like.placements, run_check=False, **options)
+
+
+def _shard_as(like: Any, full: Tensor) -> Tensor:
+    """Return this rank's part of a full tensor, if ``like`` is sharded, else ``full``."""
+    if _local_part(like) is like:
+        return full
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415 - has torch of 2.5 on
+
+    spread: Any = full
+    if hasattr(full, "full_tensor"):  # read by this rank
+        return _local_part(spread.redistribute(like.device_mesh, like.placements))
+    return _local_part(distribute_tensor(full.to(like.device), like.device_mesh, like.placements))

@@ -6,7 +6,6 @@ from ._constructors import DefaultOptimWrapperConstructor
 from ._optim_wrapper import (
     MultiOptimWrapperConstructor,
     build_optim_wrapper,
-    computes_in_half,
     holds_gradients,
     named_wrappers,
     scale_lr,
@@ -23,7 +22,6 @@ __all__ = [
     "Shape",
     "build_optim_wrapper",
     "build_param_schedulers",
-    "computes_in_half",
     "holds_gradients",
     "named_schedulers",
     "named_wrappers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
-from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, short_repr
+from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, need_mapping
 
 __all__ = ["DefaultOptimWrapperConstructor"]
 
-_NUMBERS = (
+_FACTORS = {
     "lr_mult",
     "decay_mult",
     "bias_lr_mult",
@@ -26,26 +26,22 @@ _NUMBERS = (
     "norm_decay_mult",
     "flat_decay_mult",
     "dwconv_decay_mult",
-    "dcn_offset_lr_mult",
-)
+}
+_KEYS = (*sorted(_FACTORS), "bypass_duplicate", "custom_keys")
 # What a group may multiply, and the setting of the optimizer that it multiplies.
 _MULTIPLIERS = {"lr_mult": "lr", "decay_mult": "weight_decay"}
-# mmcv's and torchvision's; known by name so that neither need be installed.
-_DEFORMABLE = {"DeformConv2d", "ModulatedDeformConv2d"}
 
 
-def _walk(module: nn.Module, prefix: str = "", *, in_deformable: bool = False) -> Iterator[Any]:
-    """Yield the name, parameter, owner, and whether that is part of a deformable convolution.
+def _walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter, Any]]:
+    """Yield the name, parameter and owner, in the order of the modules, without wrappers.
 
-    In the order of the modules, without wrappers; a shared parameter comes once under each name.
+    A shared parameter comes once under each name.
     """
     module = unwrap_model(module)
     for name, parameter in module.named_parameters(recurse=False):
-        yield f"{prefix}{name}", parameter, module, in_deformable
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    in_deformable = in_deformable or bool(kinds & _DEFORMABLE)
+        yield f"{prefix}{name}", parameter, module
     for name, child in module.named_children():
-        yield from _walk(child, f"{prefix}{name}.", in_deformable=in_deformable)
+        yield from _walk(child, f"{prefix}{name}.")
 
 
 class DefaultOptimWrapperConstructor:
@@ -63,12 +59,10 @@ class DefaultOptimWrapperConstructor:
             * ``custom_keys``: ``{part of a name: dict(lr_mult=..., decay_mult=..., **settings)}``;
               the longest key that is part of the parameter's name decides alone;
             * ``lr_mult``, ``decay_mult``: for parameters that no other key applies to;
-            * ``bias_lr_mult``: for biases, except those of norms and of deformable convolutions'
-              offsets;
+            * ``bias_lr_mult``: for biases, except those of norms;
             * ``norm_decay_mult``, ``bias_decay_mult``, ``dwconv_decay_mult``, ``flat_decay_mult``:
               for norms, biases, depth-wise convolutions, and parameters of one dimension; the
               first that applies counts;
-            * ``dcn_offset_lr_mult``: for the offsets of deformable convolutions;
             * ``bypass_duplicate``: no effect; a shared parameter has one group anyway.
         where: Path of the config, for messages.
 
@@ -128,9 +122,7 @@ class DefaultOptimWrapperConstructor:
             where=self._where,
         )
 
-    def _settings_of(
-        self, name: str, parameter: nn.Parameter, module: Any, in_deformable: Any
-    ) -> dict[str, Any]:
+    def _settings_of(self, name: str, parameter: nn.Parameter, module: Any) -> dict[str, Any]:
         """Return the settings in which a parameter differs from the optimizer's own."""
         custom = self._paramwise.get("custom_keys", {})
         found = sorted((key for key in custom if key in name), key=lambda key: (-len(key), key))
@@ -139,16 +131,15 @@ class DefaultOptimWrapperConstructor:
         else:  # the first rule of each kind that is given and applies
             kinds = [kind.__name__.rstrip("123d") for kind in type(module).__mro__]
             is_norm = any(kind.endswith("Norm") for kind in kinds)
-            is_bias = name.rpartition(".")[2] == "bias" and not in_deformable
+            is_bias = name.rpartition(".")[2] == "bias"
             is_conv = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
             applies = {
-                "dcn_offset_lr_mult": in_deformable and "conv_offset" in name,
                 "bias_lr_mult": is_bias and not is_norm,
                 "lr_mult": True,
                 "norm_decay_mult": is_norm,
                 "bias_decay_mult": is_bias,
                 "dwconv_decay_mult": is_conv and module.in_channels == module.groups > 1,
-                "flat_decay_mult": parameter.ndim == 1 and not in_deformable,
+                "flat_decay_mult": parameter.ndim == 1,
                 "decay_mult": True,
             }
             given = {}
@@ -203,37 +194,32 @@ class DefaultOptimWrapperConstructor:
             value = default if self._optimizer.get(name) is None else self._optimizer[name]
             self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
         where = f"{self._where}.paramwise_cfg"
-        keys = (*_NUMBERS, "bypass_duplicate", "custom_keys")
-        self._check_keys(self._paramwise, keys, where)
-        custom = self._paramwise.get("custom_keys", {})
+        for key in self._paramwise:
+            if key not in _KEYS:
+                hint = did_you_mean(str(key), _KEYS)
+                raise ConfigError(
+                    f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}.{hint}"
+                )
+        self._check_factors(self._paramwise, where)
+        custom = need_mapping(self._paramwise.get("custom_keys", {}), f"{where}.custom_keys")
         own = (*_MULTIPLIERS, *(name for name in known if name != "params"))
-        if not isinstance(custom, Mapping):
-            raise ConfigError(
-                f"{where}.custom_keys: a dict of dicts by a part of a parameter's name is needed, "
-                f"such as {{'backbone': dict(lr_mult=0.1)}}, got {short_repr(custom)}."
-            )
         for name, settings in custom.items():
             place = f"{where}.custom_keys.{name}"
-            if not isinstance(settings, Mapping):
-                raise ConfigError(f"{place}: a dict such as dict(lr_mult=0.1), got {settings!r}.")
-            self._check_keys(settings, own, place, are_open=True)
+            for key in need_mapping(settings, place, "a dict such as dict(lr_mult=0.1)"):
+                hint = did_you_mean(str(key), own)
+                if key not in own and hint:  # another setting may be for a hook to read
+                    names = ", ".join(own)
+                    raise ConfigError(f"{place}.{key}: unknown key; known are {names}.{hint}")
+            self._check_factors(settings, place)
 
-    def _check_keys(
-        self, rules: Mapping[str, Any], known: Sequence[str], where: str, *, are_open: bool = False
-    ) -> None:
+    def _check_factors(self, rules: Mapping[str, Any], where: str) -> None:
         for key, value in rules.items():
-            hint = did_you_mean(str(key), known)
-            is_rule = isinstance(value, Mapping) and not value.keys().isdisjoint(_MULTIPLIERS)
-            # A setting that the optimizer does not know may be for a hook to read.
-            if key not in known and (hint or is_rule or not are_open):
-                names = ", ".join(known)
-                raise ConfigError(f"{where}.{key}: unknown key; known are {names}.{hint}")
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            is_finite = is_number and math.isfinite(value)
-            if not is_finite and (key in _NUMBERS or isinstance(value, float)):
+            if key not in _FACTORS:
+                continue
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-            setting = "lr" if str(key).endswith("lr_mult") else "weight_decay"
-            if key in _NUMBERS and self._base[setting] is None:
+            setting = "lr" if key.endswith("lr_mult") else "weight_decay"
+            if self._base[setting] is None:
                 raise ConfigError(
                     f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; "
                     "give it."

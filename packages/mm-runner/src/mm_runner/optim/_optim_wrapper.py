@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mm_amp import OptimWrapper, OptimWrapperDict
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MultiOptimWrapperConstructor",
     "build_optim_wrapper",
-    "computes_in_half",
     "holds_gradients",
     "named_wrappers",
     "scale_lr",
@@ -86,11 +83,6 @@ def named_wrappers(optim_wrapper: Any) -> dict[str, Any]:
     """
     is_dict = isinstance(optim_wrapper, OptimWrapperDict)
     return dict(optim_wrapper.items()) if is_dict else {"": optim_wrapper}
-
-
-def computes_in_half(wrapper: Any) -> bool:
-    """Return whether the forward of this one wrapper is autocast to float16 or bfloat16."""
-    return getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)
 
 
 def holds_gradients(optim_wrapper: Any) -> bool:

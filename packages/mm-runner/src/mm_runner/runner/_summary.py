@@ -16,7 +16,7 @@ from mm_runner import __version__
 from mm_runner._torch_private import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.model import checkpointing_patterns, unwrap_model
-from mm_runner.optim import computes_in_half, named_wrappers
+from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -94,7 +94,7 @@ def log_start(runner: Runner) -> None:
     precisions, steps = [], []
     for name, wrapper in named_wrappers(runner.optim_wrapper).items():
         prefix = f"{name}: " if name else ""
-        is_half = computes_in_half(wrapper)
+        is_half = getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)
         lower = f"{str(wrapper.dtype).removeprefix('torch.')} by autocast, " if is_half else ""
         optimizer = describe_optimizer(wrapper.optimizer, is_compiled=is_compiled)
         counts.append(getattr(wrapper, "accumulative_counts", 1))
