@@ -15,7 +15,7 @@ from typing_extensions import override
 from mm_dist import is_main_process
 from mm_runner import ConfigError, Runner
 from mm_runner.cli import main
-from mm_runner.errors import CheckpointError, PredictionsError
+from mm_runner.errors import PredictionsError
 from mm_runner.evaluator import (
     Accuracy,
     BaseMetric,
@@ -117,11 +117,10 @@ def test_what_fills_up_and_the_rest_of_a_batch_are_not_in_the_file(tmp_path):
         ({"a": {"b": object()}}, r"^predictions\.a\.b: builtins\.object cannot be kept; .*to_dict"),
         ([0.5, {1, 2}], r"^predictions\[1\]: builtins\.set cannot be kept"),
         ((SCORES, 0.5), r"^predictions: 0\.5 has no entry for each sample"),
-        (torch.tensor(1.0), r"^predictions: tensor\(1\.\) has no entry for each sample"),
         ((SCORES, LABELS[:2]), r"predictions hold 3 and 2 samples"),
         ((None, None), r"The predictions hold no samples: \(None, None\)"),
     ],
-    ids=["object", "set", "number", "scalar", "lengths", "nothing"],
+    ids=["object", "set", "number", "lengths", "nothing"],
 )
 def test_predictions_that_cannot_be_kept_are_refused_by_name(tmp_path, batch, message):
     with pytest.raises(ConfigError, match=message):
@@ -253,14 +252,3 @@ def test_the_command_writes_predictions_or_metrics_by_the_name_of_the_file(run_f
         assert main([*command, "of_evaluator.pkl"]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == printed
         assert _size(load_predictions("of_evaluator.pkl")) == _size(predictions)
-
-
-@pytest.mark.usefixtures("run_folder")
-def test_the_command_fails_if_predictions_cannot_be_written(monkeypatch, capsys):
-    def full(*_):
-        raise CheckpointError("no space")
-
-    monkeypatch.setattr("mm_runner.evaluator._predictions.save_checkpoint_file", full)
-    assert main(["test", "run.yaml", "weights.pth", "--out", "results.pkl"]) == 1
-    printed = capsys.readouterr().err
-    assert "mm-runner: The predictions could not be written to results.pkl: no space" in printed

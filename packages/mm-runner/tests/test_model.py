@@ -276,11 +276,6 @@ def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(model, wrapp
     assert calls == ["loss"]  # evaluation synchronises nothing
 
 
-def test_a_models_own_steps_win(model):
-    model.train_step = lambda _data, _optim_wrapper: "mine"
-    assert train_step_of(model)(None, None) == "mine"
-
-
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])
 @pytest.mark.usefixtures("group_of_one")
 def test_a_model_without_steps_says_what_is_needed(wrapped):

@@ -113,42 +113,24 @@ def test_an_unknown_schedule_has_one_list_of_all_and_one_hint(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message"),
+    ("cfg", "message"),
     [
-        ("StepLR", ConfigError, r"param_scheduler: a dict with the key 'type'.*got 'StepLR'"),
+        ("StepLR", r"param_scheduler: a dict with the key 'type'.*got 'StepLR'"),
         (
             [{"type": "StepLR", "step_size": 1}, {"type": "StepLR"}],
-            ConfigError,
             r"param_scheduler\[1\]\.step_size: StepLR needs this argument",
         ),
         (
             {"type": "StepLR", "step_size": 1, "begin": 3, "end": 3},
-            ConfigError,
             r"param_scheduler: begin=3 and end=3 were given,.* 0 <= begin < end",
         ),
         (
             {"type": "CosineAnnealingLR", "begin": 9, "convert_to_iter_based": True},
-            ConfigError,
             r"param_scheduler: begin=9 and end=None were given, and the run ends after 9",
         ),
-        (
-            {"type": "MultiStepLr", "milestones": [1]},
-            ComponentNotFoundError,
-            r"No parameter scheduler named 'MultiStepLr'.*Did you mean 'MultiStepLR'",
-        ),
-        (
-            {"type": "StepLR", "step_size": 1, "gama": 1},
-            ConfigError,
-            r"param_scheduler\.gama: unknown argument of StepLR.*'gamma'",
-        ),
-        (
-            {"type": "StepLR", "begin": 2},
-            ConfigError,
-            r"param_scheduler\.step_size: StepLR needs this argument",
-        ),
     ],
-    ids=["text", "missing", "window", "window-of-run", "name", "argument", "missing-later"],
+    ids=["text", "missing", "window", "window-of-run"],
 )
-def test_wrong_schedules_are_named_by_their_path(optimizer, cfg, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_schedules_are_named_by_their_path(optimizer, cfg, message):
+    with pytest.raises(ConfigError, match=message):
         build_param_schedulers(OptimWrapper(optimizer), cfg, num_epochs=9, num_iters=9)

@@ -11,11 +11,8 @@ import pytest
 from toy import NO_VALIDATION, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
-from mm_runner.registry import LOG_WRITERS
 from mm_runner.reporting import (
     JsonLinesWriter,
-    TensorBoardWriter,
-    WandbWriter,
     writer_configs,
 )
 
@@ -174,11 +171,6 @@ def test_an_advertised_writer_is_found_by_name(make_runner, install_plugin):
     assert "val\n" in (Path(runner.log_dir) / "mine.txt").read_text()
 
 
-def test_what_is_no_writer_is_refused(make_runner):
-    with pytest.raises(ConfigError, match=r"log_writers\[0\]: dict has no write\(record\)"):
-        make_runner(cfg={"log_writers": [{"type": lambda **_: {}}]})
-
-
 # What they cannot do to a training.
 
 
@@ -223,12 +215,3 @@ def test_tensorboard_reads_the_scalars_that_a_run_wrote(make_runner, by_epoch):
     losses = [json.loads(line)["loss"] for line in on_disk if "loss" in line]
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses)
     assert events.Tags()["tensors"] == ["config/text_summary"]
-
-
-def test_ours_are_advertised():
-    ours = {
-        "JsonLinesWriter": JsonLinesWriter,
-        "TensorBoardWriter": TensorBoardWriter,
-        "WandbWriter": WandbWriter,
-    }
-    assert {name: LOG_WRITERS.get(name) for name in ours} == ours

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from toy import Blobs, Classifier, loader_cfg, runner_arguments
+from toy import Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.cli import main
-from mm_runner.hooks import Hook, PrepareTTAHook
+from mm_runner.hooks import PrepareTTAHook
 from mm_runner.loops import TestLoop
 from mm_runner.model import BaseModel, BaseTTAModel
 
@@ -103,11 +103,10 @@ def test_what_merge_preds_returns_is_checked(value, message):
             {"inputs": [1, 2], "labels": [1]},
             r"one entry for each view; there are 1 and 2\.",
         ),
-        ({"inputs": torch.ones(2, 4)}, r"one entry for each view; there are none"),
         ([[], []], r"one entry for each view; there are 0"),
         (torch.ones(2), r"is a dict or a list of parts, got Tensor"),
     ],
-    ids=["lengths", "one-view", "no-view", "tensor"],
+    ids=["lengths", "no-view", "tensor"],
 )
 def test_a_batch_without_views_is_refused(data, message):
     with pytest.raises(ConfigError, match=message):
@@ -185,59 +184,6 @@ def test_the_hook_refuses_wrong_arguments_and_other_loops(tmp_path, make_runner)
     ):
         Runner(**{**arguments, "test_cfg": {"type": Own}}).test()
     assert Runner(**{**arguments, "test_cfg": {"type": TestLoop}}).test()
-
-
-class Guesses(nn.Module):
-    """Says of each sample that it is of one class, and of how many it was asked."""
-
-    def __init__(self, label):
-        super().__init__()
-        self.label, self.asked = label, 0
-
-    def val_step(self, data):
-        self.asked += len(data["labels"])
-        scores = torch.zeros(len(data["labels"]), 3)
-        scores[:, self.label] = 1.0
-        return scores, data["labels"]
-
-    test_step = val_step
-
-
-class UseGuesses(Hook):
-    def __init__(self, phase):
-        self.phase, self.guesses = phase, Guesses(1)
-
-    @override
-    def before_val(self, runner):
-        if self.phase == "val":
-            runner.val_loop.use_model(self.guesses)
-
-    @override
-    def before_test(self, runner):
-        if self.phase == "test":
-            runner.test_loop.use_model(self.guesses)
-            self.phase = None
-
-
-@pytest.mark.parametrize("phase", ["val", "test"])
-def test_a_hook_lets_another_model_predict_for_one_evaluation(make_runner, phase):
-    own = UseGuesses(phase)
-    runner = make_runner(
-        custom_hooks=[own],
-        test_dataloader=loader_cfg(size=9),
-        test_cfg={},
-        test_evaluator={"type": "Accuracy"},
-    )
-    blobs = Blobs(9)
-    evaluate = getattr(runner, phase)
-    share = sum(int(blobs[index]["labels"]) == 1 for index in range(9)) / 9
-    assert (evaluate()["accuracy"], own.guesses.asked) == (pytest.approx(share), 9)
-    own.phase = None
-    evaluate()
-    assert own.guesses.asked == 9
-    loop = getattr(runner, f"{phase}_loop")
-    with pytest.raises(ConfigError, match=rf"{phase}_step\(data\) is needed.*Linear has none"):
-        loop.use_model(nn.Linear(1, 1))
 
 
 class Piped(Views):

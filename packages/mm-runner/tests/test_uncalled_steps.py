@@ -62,23 +62,13 @@ def test_a_step_that_is_not_called_is_told_once(make_runner, cfg):
 @pytest.mark.parametrize(
     ("model", "cfg"),
     [
-        ({"type": Classifier}, {}),
         (Supervised(nn.Linear(4, 3), nn.functional.cross_entropy), {}),
         ({"type": OwnStep}, SEPARATE),
-        ({"type": Classifier}, TORCHS),
     ],
-    ids=["BaseModel", "Supervised", "separate", "torch's"],
+    ids=["Supervised", "separate"],
 )
 def test_one_that_is_called_or_is_ours_is_not_told(make_runner, model, cfg):
     runner = make_runner(model=model, cfg=cfg)
-    assert "is not called" not in log_of(runner)
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_a_run_that_only_validates_is_not_told(make_runner):
-    training = dict.fromkeys(("train_dataloader", "train_cfg", "optim_wrapper"))
-    runner = make_runner(model={"type": OwnStep}, **training)
-    runner.val()
     assert "is not called" not in log_of(runner)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -142,35 +141,6 @@ def test_tensorboard_shows_what_a_script_gave(make_runner):
     assert (events.Images("grey")[0].width, events.Images("grey")[0].height) == (5, 4)
     texts = [str(event.tensor_proto) for event in events.Tensors("config/text_summary")]
     assert "note: third" in texts[-1]
-
-
-@pytest.mark.skipif(
-    getattr(find_spec("wandb"), "origin", None) is None, reason="needs the extra wandb"
-)
-@pytest.mark.filterwarnings("ignore")
-def test_wandb_keeps_what_a_script_gave(run_script, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    source = (
-        "import sys, warnings\n"
-        "warnings.simplefilter('ignore')\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import torch\n"
-        "from toy import runner_arguments\n"
-        "from mm_runner import Runner\n"
-        "if __name__ == '__main__':\n"
-        "    cfg = {'log_writers': ['WandbWriter']}\n"
-        "    runner = Runner(**runner_arguments(sys.argv[1], cfg=cfg))\n"
-        "    runner.visualizer.add_scalar('own/margin', 0.25, step=3)\n"
-        "    runner.visualizer.add_image('colour', torch.ones(4, 5, 3), step=2)\n"
-        "    runner.visualizer.add_config({'note': 'third'})\n"
-        "    assert 'could not' not in (runner.log_dir / f'{runner.timestamp}.log').read_text()\n"
-    )
-    result = run_script(source, tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    (data,) = (tmp_path / "run").rglob("run-*.wandb")
-    assert all(text in data.read_bytes() for text in (b"own/margin", b"colour", b"third"))
-    assert list((tmp_path / "run").rglob("colour*.png"))
 
 
 # The message hub, as MMEngine's hooks read it.
