@@ -72,10 +72,11 @@ class RunConsole:
         """Print ``line`` as it is, above the bar if there is one; ``style`` is for terminals."""
         if not self._is_main:
             return
-        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
         with self._silent_if_gone():
             if self.console.is_terminal:
-                self.console.print(line, style=style, **plain)
+                self.console.print(
+                    line, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
+                )
                 return
             # rich would do the same in a hundred times the time.
             file = self.console.file

@@ -150,7 +150,11 @@ class MessageHub:
             name: With its phase, as ``"train/time"``. Of its values, tensors must have one element
                 and no graph.
         """
-        return self._window(name).append
+        if name not in self._scalars:
+            source = name.partition("/")[2]
+            sizes = [one.window_size for one in self._statistics if one.data_src == source]
+            self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
+        return self._scalars[name].append
 
     def update_scalars(self, log_dict: Mapping[str, float | Tensor]) -> None:
         """Add a value to each of several scalars, by name."""
@@ -245,15 +249,10 @@ class MessageHub:
             if name.startswith(_RESULT):
                 kept = deque(map(float, values), maxlen=_MOST_RESULTS)
                 self._results[name.removeprefix(_RESULT)] = kept
-            else:
-                self._window(name).extend(values)
-
-    def _window(self, name: str) -> deque[Any]:
-        if name not in self._scalars:
-            source = name.partition("/")[2]
-            sizes = [one.window_size for one in self._statistics if one.data_src == source]
-            self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
-        return self._scalars[name]
+                continue
+            record = self.recorder(name)
+            for value in values:
+                record(value)
 
     def _filled(self, phase: str = "") -> dict[str, deque[Any]]:
         """Return the windows that have values, by name; those of a phase without its prefix."""

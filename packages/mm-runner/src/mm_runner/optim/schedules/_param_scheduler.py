@@ -124,8 +124,10 @@ class ParamScheduler:
     def _build_course(self, arguments: dict[str, Any], factor: int) -> tuple[str, Any]:
         """Return the name of the setting, and what computes its values."""
         name, where = arguments["type"], self.where
-        kind, setting = name, "lr"
-        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
+        kind: Any = name
+        setting: str | None = "lr"
+        is_family = isinstance(name, str) and name in FAMILIES
+        if is_family and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
             kind, setting = FAMILIES[name]
         elif isinstance(name, str):
             try:
