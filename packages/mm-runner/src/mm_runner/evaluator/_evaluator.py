@@ -230,7 +230,7 @@ class _TorchMetric:
     def _update(self, leave_out: int = 0) -> None:
         newest, self._newest = self._newest, None
         if leave_out and newest is not None:
-            newest = select(newest, slice(size_of(newest) - leave_out))
+            newest = select(newest, slice(max(size_of(newest) - leave_out, 0)))
         if newest is None or not size_of(newest):
             return
         positional, named = ((), newest) if isinstance(newest, Mapping) else (newest, {})
