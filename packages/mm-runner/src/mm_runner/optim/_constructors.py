@@ -201,25 +201,30 @@ class DefaultOptimWrapperConstructor:
                     f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}.{hint}"
                 )
         self._check_factors(self._paramwise, where)
-        custom = need_mapping(self._paramwise.get("custom_keys", {}), f"{where}.custom_keys")
+        custom = need_mapping(
+            self._paramwise.get("custom_keys", {}),
+            f"{where}.custom_keys",
+            "a dict of dicts by a part of a parameter's name",
+        )
         own = (*_MULTIPLIERS, *(name for name in known if name != "params"))
         for name, settings in custom.items():
             place = f"{where}.custom_keys.{name}"
-            for key in need_mapping(settings, place, "a dict such as dict(lr_mult=0.1)"):
+            rules = need_mapping(settings, place, "a dict such as dict(lr_mult=0.1)")
+            for key, value in rules.items():
                 hint = did_you_mean(str(key), own)
-                if key not in own and hint:  # another setting may be for a hook to read
+                # Another setting may be for a hook to read, but no rules a level too deep.
+                if key not in own and (hint or isinstance(value, Mapping)):
                     names = ", ".join(own)
                     raise ConfigError(f"{place}.{key}: unknown key; known are {names}.{hint}")
             self._check_factors(settings, place)
 
     def _check_factors(self, rules: Mapping[str, Any], where: str) -> None:
         for key, value in rules.items():
-            if key not in _FACTORS:
-                continue
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
+            is_no_number = key in _FACTORS and not isinstance(value, (int, float))
+            if is_no_number or (isinstance(value, float) and not math.isfinite(value)):
                 raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-            setting = "lr" if key.endswith("lr_mult") else "weight_decay"
-            if self._base[setting] is None:
+            setting = "lr" if str(key).endswith("lr_mult") else "weight_decay"
+            if key in _FACTORS and self._base[setting] is None:
                 raise ConfigError(
                     f"{where}.{key}: it multiplies {setting}, which the optimizer was not given; "
                     "give it."
