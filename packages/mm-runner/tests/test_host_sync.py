@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from toy import NO_VALIDATION, Classifier
+from toy import NO_VALIDATION, Classifier, log_of
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -38,10 +38,6 @@ def make(make_runner, mode, hook, *hooks, **overrides):
             return super().forward(inputs, labels, kwargs.get("mode", mode_))
 
     return make_runner(model={"type": Waits}, custom_hooks=[*hooks, hook], **overrides)
-
-
-def log_of(runner):
-    return next(runner.log_dir.glob("*.log")).read_text()
 
 
 def test_each_wait_is_logged_with_its_line_and_its_hook(make_runner, mode):

@@ -37,10 +37,10 @@ class Steps(Hook):
         self.stacks.append(self.counter.stacks)
 
 
-def train_counting(make_runner, **overrides):
+def train_counting(make_runner, *hooks, **overrides):
     counter = CountScalarReads()
     steps = Steps(counter)
-    runner = make_runner(custom_hooks=[steps], **NO_VALIDATION, **overrides)
+    runner = make_runner(custom_hooks=[*hooks, steps], **NO_VALIDATION, **overrides)
     with counter:
         runner.train()
     return steps
@@ -90,3 +90,21 @@ def test_losses_are_brought_to_the_host_once_per_line(make_runner):
     collating = min(stacks)  # for the next batch
     assert [count - collating for count in stacks] == [0, 1, 0, 0, 1]
     assert steps.reads[-1] - steps.reads[0] == 0
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"type": "ThroughputHook", "interval": 100, "flops_per_sample": 1.0},
+        {"type": "GradientSpikeHook", "warmup": 2},
+    ],
+    ids=["throughput", "spikes"],
+)
+def test_diagnostics_read_nothing_from_the_device_in_a_step(make_runner, hook):
+    steps = train_counting(
+        make_runner,
+        hook,
+        train_cfg={"max_epochs": 1},
+        default_hooks={"logger": {"interval": 100}, "checkpoint": None},
+    )
+    assert steps.reads[-1] == steps.reads[0]

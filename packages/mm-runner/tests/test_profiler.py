@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from toy import NO_VALIDATION
+from toy import NO_VALIDATION, log_of
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -33,7 +33,7 @@ def test_the_first_epoch_is_traced_into_the_log_directory(make_runner):
     runner = profile(make_runner)
     path = runner.log_dir / "trace_rank0.json"
     assert "aten::addmm" in names_in(path)
-    assert f"the trace is in {path}" in next(runner.log_dir.glob("*.log")).read_text()
+    assert f"the trace is in {path}" in log_of(runner)
 
 
 def test_steps_are_traced_by_a_schedule(make_runner, tmp_path):
@@ -54,7 +54,7 @@ def test_a_trace_may_become_a_table_or_go_to_a_function(make_runner):
     runner = profile(
         make_runner, on_trace_ready={"type": "log_trace", "row_limit": 3}, record_shapes=True
     )
-    assert "Self CPU time total" in next(runner.log_dir.glob("*.log")).read_text()
+    assert "Self CPU time total" in log_of(runner)
     got = []
     profile(make_runner, on_trace_ready=got.append, profile_times=2)
     assert len(got) == 1
@@ -87,16 +87,12 @@ def test_a_training_that_fails_is_profiled_no_longer_and_writes_nothing(make_run
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"profile_times": 0}, r"profile_times: an integer >= 1 is needed, got 0"),
         ({"profile_times": 3}, r"profile_times: 3 was given, and the run has 2 epochs"),
         ({"activity_with_cpu": False}, r"both activities are False"),
-        ({"on_trace_ready": {"type": "log"}}, r"on_trace_ready: .* 'tb_trace' and keys.*'log'"),
         ({"on_trace_ready": {"type": "tb_trace", "dir": "x"}}, r"on_trace_ready: .*'dir_name'"),
-        ({"on_trace_ready": 3}, r"on_trace_ready: a function, or .* got 3"),
-        ({"schedule": {"active": 0}}, r"schedule: torch\.profiler\.schedule refuses"),
         ({"schedule": {"activ": 1}}, r"schedule: torch\.profiler\.schedule refuses"),
     ],
-    ids=["times", "too-many", "nothing", "ready", "ready-key", "number", "inactive", "slip"],
+    ids=["too-many", "nothing", "ready-key", "schedule"],
 )
 def test_wrong_arguments_are_named(make_runner, options, message):
     with pytest.raises(ConfigError, match=message):

@@ -5,8 +5,7 @@ import time
 
 import pytest
 import torch
-from test_no_host_sync import CountScalarReads
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, log_of, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -32,12 +31,9 @@ def test_a_run_tells_its_throughput_at_intervals(make_runner):
         assert report["samples_per_s"] > 12 / took  # it took less than all of it
         assert report["tokens_per_s"] == pytest.approx(4 * report["samples_per_s"])
         assert 0 <= report["data_wait_share"] < 1
-        assert report["memory_mb"] > 10
-    log = next(runner.log_dir.glob("*.log")).read_text()
-    lines = [line for line in log.splitlines() if "Throughput: " in line]
+    lines = [line for line in log_of(runner).splitlines() if "Throughput: " in line]
     assert len(lines) == 4
-    assert all(" samples/s, " in line and "% waiting for data, " in line for line in lines)
-    assert runner.train_dataloader is not None
+    assert all(" samples/s, " in line and "% waiting for data" in line for line in lines)
     assert hook.ranks[0].samples == 12
 
 
@@ -63,26 +59,6 @@ def test_validations_are_left_out(make_runner):
     took = time.perf_counter() - began
     assert hook.ranks[0].steps == 9  # with the validation after the sixth
     assert hook.ranks[0].elapsed_s < took - 2 * 0.5
-
-
-def test_a_step_reads_nothing_from_the_device(make_runner):
-    counts = []
-
-    class Reads(Hook):
-        priority = "LOWEST"
-
-        @override
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            counts.append(counter.reads)
-
-    with CountScalarReads() as counter:
-        make_runner(
-            custom_hooks=[ThroughputHook(interval=100, flops_per_sample=1.0), Reads()],
-            default_hooks={"logger": {"interval": 100}},
-            train_cfg={"max_epochs": 1},
-            **NO_VALIDATION,
-        ).train()
-    assert counts[-1] == counts[0]
 
 
 class SlowClassifier(Classifier):
@@ -120,8 +96,7 @@ def _name_the_slowest(rank, work_dir):
         slow = 1 if part == "model" else 0
         assert [one.samples for one in hook.ranks] == [12, 12]
         if rank == 0:
-            log = next(runner.log_dir.glob("*.log")).read_text()
-            assert f"slowest is rank {slow}, 0." in log
+            assert f"slowest is rank {slow}, 0." in log_of(runner)
             report = reports_of(runner)[-1]
             assert report["slowest_rank"] == slow
             assert report["lag_s"] > 0.1
@@ -138,14 +113,11 @@ def test_the_slowest_of_two_ranks_is_named(run_ranks, tmp_path):
     [
         ({"inputs": torch.ones(8, 3), "labels": torch.ones(8)}, 8),
         ({"inputs": [torch.ones(3, 2, 2)] * 5, "data_samples": [None] * 5}, 5),
-        ([torch.ones(6, 2), torch.ones(6)], 6),
         ((torch.ones(7, 2), torch.ones(7)), 7),
         ([{"x": 1}, {"x": 2}, {"x": 3}], 3),
-        (torch.ones(4, 2), 4),
         ({}, 1),
-        (torch.ones(()), 1),
     ],
-    ids=["dict", "pseudo", "list", "tuple", "samples", "tensor", "empty", "scalar"],
+    ids=["dict", "pseudo", "tuple", "samples", "empty"],
 )
 def test_samples_are_counted_in_any_batch(batch, samples):
     assert count_samples(batch) == samples
@@ -161,12 +133,9 @@ def test_a_key_that_is_no_tensor_of_the_batch_is_named(make_runner):
     ("options", "message"),
     [
         ({"interval": 0}, r"interval: an integer >= 1 is needed, got 0"),
-        ({"interval": True}, r"interval: an integer >= 1 is needed, got True"),
-        ({"interval": 1.5}, r"interval: an integer >= 1 is needed, got 1.5"),
         ({"flops_per_sample": 0}, r"flops_per_sample: a positive number, got 0"),
-        ({"peak_flops": -1.0}, r"peak_flops: a positive number, got -1.0"),
     ],
-    ids=["no-interval", "flag", "fraction", "operations", "peak"],
+    ids=["interval", "flops"],
 )
 def test_wrong_arguments_are_named(options, message):
     with pytest.raises(ConfigError, match=rf"ThroughputHook\.{message}"):

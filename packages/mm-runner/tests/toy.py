@@ -92,6 +92,11 @@ class RecordRates(Hook):
         self.rates.append(runner.optim_wrapper.param_groups[0]["lr"])
 
 
+def log_of(runner):
+    """Return the text of the log of a run."""
+    return next(runner.log_dir.glob("*.log")).read_text()
+
+
 def loader_cfg(size=24, batch_size=4, **options):
     return {
         "dataset": Blobs(size),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -45,33 +44,23 @@ class HookTimesHook(Hook):
         check_integer("HookTimesHook.begin", begin, least=1)
         check_integer("HookTimesHook.iters", iters, least=1)
         self.begin, self.iters = begin, iters
-        self._seconds: dict[tuple[str, str], float] = defaultdict(
-            float
-        )  # by class of hook, and stage
+        self._seconds: dict[str, float] = defaultdict(float)  # by class of hook, and stage
         self._num_steps = 0
-        self._elapsed_s = self._last = 0.0
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._seconds.clear()
-        self._num_steps, self._elapsed_s = 0, 0.0
+        self._num_steps = 0
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         self._num_steps += 1
-        if self._num_steps > self.begin:
-            self._elapsed_s += time.perf_counter() - self._last
         if self._num_steps == self.begin and runner.rank == 0:
             runner.hooks_list.wrap(self._timed)
         elif self._num_steps == self.begin + self.iters:
             self._log(runner)
-        self._last = time.perf_counter()
-
-    @override
-    def after_val(self, runner: RunView) -> None:
-        self._last = time.perf_counter()
 
     @override
     def after_train(self, runner: RunView) -> None:
@@ -84,20 +73,13 @@ class HookTimesHook(Hook):
 
     def _log(self, runner: RunView) -> None:
         self.clean_up(runner)
-        steps = self._num_steps - self.begin
-        if steps < 1:
-            runner.logger.info(
-                f"HookTimesHook: training ended before step {self.begin + 1}: nothing was timed."
-            )
-            return
-        slowest = [
-            f"{name} {1e6 * seconds / steps:,.0f} us ({seconds / self._elapsed_s:.1%}, {stage})"
-            for (name, stage), seconds in sorted(self._seconds.items(), key=itemgetter(1))[::-1]
-        ]
+        steps = max(self._num_steps - self.begin, 0)
+        per_step = {name: 1e6 * seconds / max(steps, 1) for name, seconds in self._seconds.items()}
+        slowest = sorted(per_step, key=per_step.__getitem__, reverse=True)[:_NUM_LOGGED]
+        most = "; ".join(f"{name} {per_step[name]:,.0f} us" for name in slowest)
         runner.logger.info(
-            f"HookTimesHook: of {1e6 * self._elapsed_s / steps:,.0f} us per step hooks took "
-            f"{1e6 * sum(self._seconds.values()) / steps:,.0f} us, in {steps} steps; most of it: "
-            f"{'; '.join(slowest[:_NUM_LOGGED]) or 'none'}."
+            f"HookTimesHook: in {steps} steps hooks took {sum(per_step.values()):,.0f} us each; "
+            f"most of it: {most or 'none'}."
         )
 
     def _timed(self, hook: Hook, stage: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +92,6 @@ class HookTimesHook(Hook):
             try:
                 return act(*arguments, **named)
             finally:
-                self._seconds[type(hook).__name__, stage] += time.perf_counter() - began
+                self._seconds[f"{type(hook).__name__}.{stage}"] += time.perf_counter() - began
 
         return timed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -30,7 +29,7 @@ _LAG_SHARE = 0.05
 
 @dataclass
 class Measured:
-    """Sums over the steps of one process since the last report; memory is the peak so far."""
+    """Sums over the steps of one process since the last report; memory is the device's peak."""
 
     steps: float = 0.0
     samples: float = 0.0
@@ -45,7 +44,7 @@ class ThroughputHook(Hook):
     """Report how fast a run trains: in the log, and as scalars in the run's files.
 
     Every ``interval`` steps, over all processes: samples, tokens and FLOPs per second, the part of
-    the time spent waiting for data, the most memory in use, and the slowest rank if the others
+    the time spent waiting for data, the device's peak memory, and the slowest rank if the others
     wait for it. Validations do not count. Nothing waits for the device; the processes exchange a
     few numbers once per interval.
 
@@ -84,42 +83,32 @@ class ThroughputHook(Hook):
         self._measured = Measured()
         self._forward: _ForwardTimer | None = None
         self._feed: BatchFeed | None = None
-        self._waited_s = 0.0  # up to the newest step
-        self._last = 0.0
+        self._waited_s = 0.0  # up to the last report
+        self._began = self._val_began = 0.0
 
     @override
     def before_train(self, runner: RunView) -> None:
-        self._measured = Measured()
-        self._feed = getattr(runner.train_loop, "batches", None)
-        self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
+        self._feed = getattr(runner.train_loop, "batches", None)  # not every loop times them
         # Hooks of a step that is compiled as a whole would be compiled with it.
         compiled = runner.cfg.get("compile")
         whole_step = isinstance(compiled, dict) and compiled.get("target") == "train_step"
         if runner.world_size > 1 and not whole_step:
             self._forward = _ForwardTimer(runner.model, runner.device)
-        self._last = time.perf_counter()
+        self._begin()
 
     @override
-    def before_train_epoch(self, runner: RunView) -> None:
-        self._last = time.perf_counter()
+    def before_val(self, runner: RunView) -> None:
+        self._val_began = time.perf_counter()
 
     @override
     def after_val(self, runner: RunView) -> None:
-        self._last = time.perf_counter()
-
-    @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        if self._feed is None:  # a loop that times no batches
-            self._measured.waited_s += time.perf_counter() - self._last
-        else:
-            self._measured.waited_s += self._feed.waited_s - self._waited_s
-            self._waited_s = self._feed.waited_s
+        self._began += time.perf_counter() - self._val_began
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        measured, now = self._measured, time.perf_counter()
+        measured = self._measured
         measured.steps += 1
         measured.samples += count_samples(data_batch)
         if self.tokens is not None:
@@ -130,11 +119,9 @@ class ThroughputHook(Hook):
                     f"{list(data_batch) if isinstance(data_batch, Mapping) else type(data_batch)}."
                 )
             measured.tokens += found.numel()
-        measured.elapsed_s += now - self._last
-        self._last = now
         if self.every_n_train_iters(runner, self.interval):
             self._report(runner)
-            self._last = time.perf_counter()
+            self._begin()
 
     @override
     def clean_up(self, runner: RunView) -> None:
@@ -143,9 +130,18 @@ class ThroughputHook(Hook):
                 handle.remove()
             self._forward = None
 
+    def _begin(self) -> None:
+        self._measured = Measured()
+        self._waited_s = self._feed.waited_s if self._feed is not None else 0.0
+        self._began = time.perf_counter()
+
     def _report(self, runner: RunView) -> None:
-        measured, self._measured = self._measured, Measured()
-        measured.memory = _peak_memory(runner.device)
+        measured = self._measured
+        measured.elapsed_s = time.perf_counter() - self._began
+        if self._feed is not None:
+            measured.waited_s = self._feed.waited_s - self._waited_s
+        peak = getattr(getattr(torch, runner.device.type, None), "max_memory_allocated", None)
+        measured.memory = peak(runner.device) if peak is not None else 0
         if self._forward is not None:
             measured.forward_s = self._forward.read_s()
         mine = torch.tensor(astuple(measured), dtype=torch.float64)
@@ -163,9 +159,10 @@ class ThroughputHook(Hook):
                 scalars["mfu"] = scalars["flops_per_s"] / self.peak_flops
                 parts.append(f"{scalars['mfu']:.1%} of its peak")
         scalars["data_wait_share"] = max(one.waited_s / one.elapsed_s for one in ranks)
-        scalars["memory_mb"] = max(one.memory for one in ranks) / 2**20
         parts.append(f"{scalars['data_wait_share']:.0%} waiting for data")
-        parts.append(f"{scalars['memory_mb']:,.0f} MB")
+        if peak is not None:
+            scalars["memory_mb"] = max(one.memory for one in ranks) / 2**20
+            parts.append(f"{scalars['memory_mb']:,.0f} MB")
         if len(ranks) > 1:
             # Time that a rank does not share: in backward all of them wait for each other.
             own = [one.waited_s / one.steps + one.forward_s for one in ranks]
@@ -211,19 +208,6 @@ class _ForwardTimer:
             mark = self._event(enable_timing=True)
             mark.record()
         self._marks.append(mark)
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Return the peak memory so far in bytes: the device's, on the CPU the process's."""
-    measure = getattr(getattr(torch, device.type, None), "max_memory_allocated", None)
-    if measure is not None:
-        return int(measure(device))
-    if sys.platform == "win32":
-        return 0
-    import resource  # noqa: PLC0415 - not on Windows
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def count_samples(batch: Any) -> int:
