@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from crashing import Crashing
-from toy import Classifier
+from toy import Classifier, log_of
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -54,9 +54,12 @@ def test_a_crash_leaves_what_is_needed_to_understand_it(crashed):
     assert facts["versions"]["torch"] == torch.__version__
     assert "crashing:Crashing" in (crashed / "config.yaml").read_text()
     (log,) = crashed.parent.glob("*.log")
-    told = log.read_text().splitlines()[-1]
-    assert "Training failed in step 9 with ArithmeticError" in told
-    assert told.endswith(f"mm-runner replay {crashed.absolute()}")
+    command = f"mm-runner replay {crashed.absolute()}"
+    assert (
+        log.read_text()
+        .splitlines()[-1]
+        .endswith(f"Training failed in step 9 with ArithmeticError. To replay it: {command}")
+    )
 
 
 def test_a_replay_fails_just_so_and_touches_nothing_of_the_run(crashed, monkeypatch):
@@ -113,11 +116,7 @@ def test_a_bundle_that_others_may_write_needs_to_be_trusted(crashed, capsys):
     assert "imports and runs" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 100_000, "{", "[]", '{"iter": ' + "9" * 5000 + "}", '{"command": [1]}', '{"seed": "x"}'],
-    ids=["deep", "cut-off", "list", "digits", "items", "type"],
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]"], ids=["deep", "list"])
 def test_a_bundle_that_is_none_is_told_in_one_line(crashed, capsys, text):
     facts = crashed / "rank0.json"
     facts.write_text(text)
@@ -147,18 +146,10 @@ def test_two_processes_replay_what_each_of_them_had(tmp_path):
     (bundle,) = (tmp_path / "work").glob("*/crash")
     facts = [json.loads((bundle / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [one["iter"] for one in facts] == [7, 7]
-    assert all("Training Classifier" in "\n".join(one["log"]) for one in facts)
     messages = {one["error"]["message"] for one in facts}
     assert len(messages) == 2
     told = start("replay", bundle)
     assert all(f"ArithmeticError: {message}" in told for message in messages)
-
-
-def test_a_replay_that_does_not_fail_says_so(crashed, monkeypatch, capsys):
-    monkeypatch.setattr(Crashing, "train_step", Crashing.__mro__[1].train_step)
-    assert main(["replay", str(crashed)]) == 0
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told.startswith("Step 9 did not fail this time; it was ArithmeticError: inputs ")
 
 
 class FailsToPredict(Classifier):
@@ -190,23 +181,24 @@ def test_a_run_of_objects_names_the_program_to_start_again(make_runner, tmp_path
     runner = make_runner(model=Crashing(at_step=1), optim_wrapper={"optimizer": {"type": "Adam"}})
     with pytest.raises(ArithmeticError):
         runner.train()
-    (bundle,) = (tmp_path / "run").glob("*/crash")
     with pytest.raises(ConfigError, match=r"^model was an object .* Start the program again: .*py"):
-        replay_crash(bundle)
-    facts = json.loads((bundle / "rank0.json").read_text())
-    assert facts["lost"][0] == "model"
+        replay_crash(runner.log_dir / "crash")
     with pytest.raises(ConfigError, match=r"rank<N>\.json and config\.yaml is needed"):
         replay_crash(tmp_path)
 
 
-def test_objects_in_lists_are_lost_and_strings_in_brackets_are_not(make_runner, tmp_path):
+def test_objects_in_lists_are_lost_and_strings_in_brackets_are_not(make_runner):
     own = {"cfg": {"pad": "<pad>", "views": [0, object()]}, "custom_hooks": [_Fail(OSError("z"))]}
+    runner = make_runner(**own)
     with pytest.raises(OSError, match="z"):
-        make_runner(**own).train()
-    (facts,) = (tmp_path / "run").glob("*/crash/rank0.json")
-    lost = json.loads(facts.read_text())["lost"]
+        runner.train()
+    lost = facts_of(runner)["lost"]
     assert {"views", "custom_hooks"} <= set(lost)
     assert "pad" not in lost
+
+
+def facts_of(runner):
+    return json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
 
 
 class _Fail(Hook):
@@ -236,5 +228,29 @@ def test_a_disk_that_fails_too_does_not_hide_the_error(make_runner, capsys):
     (runner.log_dir / "crash").unlink()
     with pytest.raises(OSError, match="no space"):
         runner.train()
-    facts = json.loads((runner.log_dir / "crash" / "rank0.json").read_text())
-    assert facts["batch"] == "NoneType"
+    assert facts_of(runner)["batch"] == "NoneType"
+
+
+class MuteError(RuntimeError):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def test_an_error_without_a_text_is_raised_and_leaves_a_bundle(make_runner):
+    runner = make_runner(custom_hooks=[_Fail(MuteError())])
+    with pytest.raises(MuteError):
+        runner.train()
+    text = "<its text cannot be had: KeyError>"
+    assert facts_of(runner)["error"] == {"type": "MuteError", "message": text}
+
+
+def test_running_out_of_memory_tells_what_needs_less(make_runner):
+    # As torch raises it where the device has no memory left.
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    runner = make_runner(custom_hooks=[_Fail(error)])
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        runner.train()
+    line = log_of(runner).splitlines()[-1]
+    assert "failed in step 1 with OutOfMemoryError. Less memory is needed by a smaller" in line

@@ -104,41 +104,18 @@ def caused(cause):
     return error
 
 
-def raised_instead_of(first):
-    try:
-        try:
-            raise first
-        except MemoryError:
-            raise ValueError("another matter") from None
-    except ValueError as error:
-        return error
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         (_TORCHS("x"), True),
-        (torch.cuda.OutOfMemoryError("x"), True),
         (type("OutOfMemoryError", (RuntimeError,), {})("NPU"), True),
         (MemoryError(), True),
-        (RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
-        (caused(_TORCHS("x")), True),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
-        (RuntimeError("Invalid buffer size: 20.00 GB"), True),
-        (RuntimeError("std::bad_alloc"), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), True),
-        (RuntimeError("failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), True),
-        (RuntimeError("unable to mmap 4096 bytes: Cannot allocate memory (12)"), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (caused(_TORCHS("x")), True),
         (OSError(errno.ENOENT, "No such file"), False),
-        (RuntimeError("vocabulary: there is no token 'out of memory'"), False),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may"), False),
-        (RuntimeError("GET was unable to find an engine to execute this"), False),
-        (raised_instead_of(MemoryError()), False),
-        (caused(ValueError("out of memory")), False),
         (ValueError("Expected more than 1 value per channel when training"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
     ],

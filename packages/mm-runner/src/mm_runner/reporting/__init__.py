@@ -1,6 +1,6 @@
 """Logging: scalars, log lines, the progress bar and files."""
 
-from ._console import RunConsole, as_clock, close_logger, open_logger, recent_lines
+from ._console import RunConsole, as_clock, close_logger, open_logger
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub, as_numbers
 from ._wandb import WandbWriter
@@ -26,6 +26,5 @@ __all__ = [
     "build_log_processor",
     "close_logger",
     "open_logger",
-    "recent_lines",
     "writer_configs",
 ]

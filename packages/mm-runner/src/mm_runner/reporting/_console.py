@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["RunConsole", "as_clock", "close_logger", "open_logger", "recent_lines"]
+__all__ = ["RunConsole", "as_clock", "close_logger", "open_logger"]
 
-_NUM_RECENT = 50
 _LONGEST_S = timedelta.max.total_seconds() - 1
 
 # A bar that moves ten times a second looks continuous; more often costs the training its time.
@@ -194,20 +192,12 @@ def close_logger(logger: logging.Logger) -> None:
         handler.close()
 
 
-def recent_lines(logger: logging.Logger) -> list[str]:
-    """Return the last lines of the log of a run, at most fifty, for crash reports."""
-    handlers = [one for one in logger.handlers if isinstance(one, _RunHandler)]
-    found = [text for handler in handlers for text in handler.recent]
-    return "\n".join(found).splitlines()[-_NUM_RECENT:]
-
-
 class _RunHandler(logging.Handler):
-    """Prints above the progress bar, writes to a file, and keeps recent lines."""
+    """Prints above the progress bar, and writes to a file."""
 
     def __init__(self, console: RunConsole, path: Path | None) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", _MOMENT))
-        self.recent: deque[str] = deque(maxlen=_NUM_RECENT)
         self._console, self._path = console, path
         # Each line is on the disk at once.
         self._file: TextIO | None = path.open("a", 1, encoding="utf-8") if path else None
@@ -220,7 +210,6 @@ class _RunHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - as any handler: a wrong format string ends no run
             self.handleError(record)
             return
-        self.recent.append(line)
         self._console.print(line, _LEVEL_STYLES.get(record.levelname))
         try:
             if self._file is not None:

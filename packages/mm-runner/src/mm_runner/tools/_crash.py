@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import platform
 import re
@@ -19,7 +18,6 @@ from typing_extensions import override
 from mm_runner.data import failing_sample
 from mm_runner.errors import MMRunnerError, text_of
 from mm_runner.hooks import Hook
-from mm_runner.reporting import recent_lines
 from mm_runner.runner._logs import plain_config
 
 if TYPE_CHECKING:
@@ -39,9 +37,7 @@ _MEMORY_ADVICE = (
 )
 # Messages of allocators and libraries for which torch has no exception class.
 _FULL = re.compile(
-    r"\b(cuda|hip|mps|xpu|npu|acl|nccl|hccl|mlu|musa)[^\n]{0,40}out of memory"
-    r"|out of memory\. tried to allocate|alloc(ation)?_failed|error_out_of_\w+_memory"
-    r"|can(no|')t allocate memory|not enough memory|bad_alloc|invalid buffer size",
+    r"out of memory|alloc(ation)?_failed|can(no|')t allocate memory|bad_alloc|invalid buffer size",
     re.IGNORECASE,
 )
 
@@ -76,18 +72,12 @@ class CrashBundleHook(Hook):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error``, or its cause, says that the memory is full."""
-    cause: BaseException | None = error
-    for _ in range(10):  # a chain may be a circle
-        if cause is None:
-            break
-        # torch's for all devices (since 2.5), that for CUDA, torch_npu's.
-        names = {kind.__name__ for kind in type(cause).__mro__}
-        is_full = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
-        is_said = isinstance(cause, RuntimeError) and _FULL.search(text_of(cause)) is not None
-        if is_full or is_said or isinstance(cause, MemoryError) or "OutOfMemoryError" in names:
-            return True
-        cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
-    return False
+    # torch's for all devices (since 2.5), that for CUDA, torch_npu's; Python's.
+    names = {kind.__name__ for kind in type(error).__mro__}
+    is_said = isinstance(error, (RuntimeError, OSError)) and _FULL.search(text_of(error))
+    if is_said or names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def _write(runner: RunView, error: Exception, folder: Path) -> str:
@@ -129,7 +119,6 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
         "seed": runner.seed,
         "batch": _describe(batch),
         "sample": failing_sample(error),
-        "log": recent_lines(runner.logger),
         "lost": list(_lost(vars(runner)["recipe"].given, "")),
         "world_size": runner.world_size,
         "device": str(runner.device),

@@ -127,12 +127,7 @@ def _read(bundle: Path, *, trust: bool) -> dict[str, Any]:
         raise ConfigError(f"{files[0]} is damaged: {text_of(error)}") from error
     for key, kind in _FACTS.items():
         value = facts.get(key) if isinstance(facts, dict) else None
-        is_valid = isinstance(value, kind) and value != "" and not isinstance(value, bool)
-        if isinstance(value, list):
-            is_valid = all(isinstance(item, str) for item in value)
-        if isinstance(value, dict):
-            is_valid = {"type", "message"} <= value.keys()
-        if not is_valid:
+        if not isinstance(value, kind):
             raise ConfigError(f"{files[0]} is no crash bundle's: {key} is {reprlib.repr(value)}.")
     return dict(facts)
 
