@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -57,9 +56,9 @@ def convert_mmengine_checkpoint(
     """Read a checkpoint that MMEngine wrote, and write it as one of mm-runner.
 
     Weights, the optimizer's state, averaged weights and the plain part of ``meta`` are taken over;
-    numbers of NumPy become Python's, its arrays are left out. Of MMEngine's own objects only
-    the data is read. No code in the file is run and neither MMEngine nor NumPy is needed; a file
-    that names anything else is refused.
+    arrays and numbers of NumPy are left out. Of MMEngine's own objects only the data is read. No
+    code in the file is run and neither MMEngine nor NumPy is needed; a file that names anything
+    else is refused.
 
     Args:
         source: MMEngine's file, or a file of weights alone.
@@ -222,61 +221,14 @@ def _inert(origin: str) -> type[_Inert]:
     return type("Inert", (_Inert,), {"origin": origin, "is_mapping": is_mapping})
 
 
-# NumPy's codes of numbers, as those of Python's struct.
-_CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-_NUMBERS = dict(zip(_CODES, "?bhiqBHIQefd", strict=True))
-
-
-class _NumberType:
-    """Stands for ``numpy.dtype``: the code of a type of numbers."""
-
-    def __init__(self, code: Any = "", *_: Any) -> None:
-        self.code = str(code)
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and ">" in state:  # of another order of bytes
-            self.code = ""
-
-
-def _number(kind: Any, data: Any = b"") -> Any:
-    """Stand for NumPy's function that makes a scalar; ``None`` if that is no number or text."""
-    code = getattr(kind, "code", "")
-    if not isinstance(data, bytes):
-        return None
-    if code.startswith("U"):
-        return data.decode("utf-32-le").rstrip("\0")
-    return struct.unpack(f"<{_NUMBERS[code]}", data)[0] if code in _NUMBERS else None
-
-
-def _bytes_of(text: str, encoding: str) -> bytes:
-    """Stand for ``_codecs.encode``, by which old protocols write bytes."""
-    if encoding != "latin1":
-        raise ValueError(f"bytes in the encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-def _nothing(*_: Any) -> _Inert:
-    """Stand for ``getattr``, by which pickle names a method, and for NumPy's empty array."""
-    return _Array()
-
-
-_Array = _inert("numpy.ndarray")
-# bytes() is called by old protocols for an empty one only.
-_BUILTINS = {"set": set, "list": list, "dict": dict, "int": int, "getattr": _nothing}
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("collections", "Counter"): _inert("collections.Counter"),
-    ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "defaultdict"): _inert("collections.defaultdict"),
-    ("_codecs", "encode"): _bytes_of,
-    ("numpy", "dtype"): _NumberType,
-    ("numpy", "ndarray"): _Array,
+# Modules whose classes and functions are read as inert data: configuration, logs, arrays.
+_INERT_MODULES = ("mmengine.", "mmcv.", "addict.", "numpy.")
+_INERT_NAMES = {
+    ("_codecs", "encode"),  # bytes in old protocols
+    ("collections", "Counter"),
+    ("collections", "defaultdict"),
+    *(("builtins", name) for name in ("bytes", "dict", "getattr", "int", "list")),
 }
-for _module in ("builtins", "__builtin__"):
-    _STAND_INS.update({(_module, name): one for name, one in _BUILTINS.items()})
-    _STAND_INS[_module, "bytes"] = lambda: b""
-for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _STAND_INS[_module, "_reconstruct"] = _nothing
-    _STAND_INS[_module, "scalar"] = _number
 _TORCH = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -291,17 +243,19 @@ class _ForeignNameError(pickle.UnpicklingError):
 
 
 class _Unpickler(RestrictedUnpickler):
-    """Build tensors, numbers, and stand-ins for the objects of MMEngine and NumPy."""
+    """Build tensors and primitives, and stand-ins for the objects of MMEngine and NumPy."""
 
-    with_state = (_Inert, _NumberType)
+    with_state = (_Inert,)
 
     @override
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _STAND_INS:
-            return _STAND_INS[module, name]
-        # Classes under these names hold a configuration or logs.
-        if f"{module}.".startswith(("mmengine.", "mmcv.", "addict.")):
-            return _inert(f"{module}.{name}")
+        module = "builtins" if module == "__builtin__" else module
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("builtins", "set"):
+            return set
+        if (module, name) in _INERT_NAMES or f"{module}.".startswith(_INERT_MODULES):
+            return _inert("numpy" if module.startswith("numpy") else f"{module}.{name}")
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) in _TORCH:
