@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,30 @@ def run_script(tmp_path):
             timeout=120,
             check=False,
             cwd=tmp_path,
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_command(tmp_path):
+    """``run_command(*arguments)`` runs ``mm-runner`` in a new process, or in ranks of torchrun."""
+
+    def run(*arguments, ranks=1, cwd=tmp_path, **environment):
+        launch = []
+        if ranks > 1:
+            launch = ["torch.distributed.run", f"--nproc_per_node={ranks}", "--rdzv_backend=c10d"]
+            launch += ["--rdzv_endpoint=localhost:0", "-m"]
+        tests, usual = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
+        path = os.pathsep.join(filter(None, [tests, usual]))
+        return subprocess.run(
+            [sys.executable, "-m", *launch, "mm_runner", *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=cwd,
         )
 
     return run

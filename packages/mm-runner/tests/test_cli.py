@@ -45,22 +45,6 @@ def config(tmp_path, monkeypatch):
     return "toy_run.yaml"
 
 
-@pytest.fixture
-def run_command(tmp_path):
-    """``run_command(*arguments, module=...)`` runs a module in a process of its own."""
-
-    def run(*arguments, module="mm_runner", limit_s=120, **options):
-        tests = str(Path(__file__).parent)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": tests}
-        command = [sys.executable, "-m", module, *map(str, arguments)]
-        return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=limit_s, cwd=tmp_path,
-            check=False, **options,
-        )  # fmt: skip
-
-    return run
-
-
 def test_train_test_and_resume_go_through_the_command(config, tmp_path, capsys):
     assert main(["train", config]) == 0
     work_dir = tmp_path / "work_dirs" / "toy_run"
@@ -234,10 +218,8 @@ def test_modules_beside_the_config_and_in_the_current_folder_are_found(config, t
 
 
 def test_a_wrong_configuration_is_told_once_by_all_ranks_of_torchrun(config, run_command):
-    arguments = ["--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
-    slip = ["--cfg-options", "optim_wrapper.optimizer.lrr=1"]
-    command = ["-m", "mm_runner", "train", config, *slip]
-    done = run_command(*arguments, *command, module="torch.distributed.run")
+    slip = "optim_wrapper.optimizer.lrr=1"
+    done = run_command("train", config, "--cfg-options", slip, ranks=2)
     assert done.returncode == 1
     assert done.stderr.count("unknown argument of SGD") == 1
 

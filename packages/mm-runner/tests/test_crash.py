@@ -1,9 +1,7 @@
 """What a failed training leaves, and going back to the step that failed."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -124,21 +122,15 @@ def test_a_bundle_that_is_none_is_told_in_one_line(crashed, capsys, text):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_two_processes_replay_what_each_of_them_had(tmp_path):
+def test_two_processes_replay_what_each_of_them_had(tmp_path, run_command):
     text = _CONFIG.replace("crashing:Crashing", "toy:Classifier").replace(
         "at_step: 8", "dropout: 0.5"
     )
     hooks = "custom_hooks: [{type: 'crashing:Raise', at_iter: 7}]\n"
     (tmp_path / "c.yaml").write_text(f"{text}{hooks}")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    launch += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "-m", "mm_runner"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
 
     def start(*arguments):
-        done = subprocess.run(
-            [*launch, *map(str, arguments)],
-            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        done = run_command(*arguments, ranks=2)
         assert done.returncode == 1
         return done.stderr
 

@@ -1,20 +1,16 @@
 """``mm-runner train --fast-dev-run``: a few batches of everything, and nothing left of it."""
 
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from test_cli import _CONFIG
-from toy import Classifier
 from typing_extensions import override
 
 from mm_runner.cli import main
 from mm_runner.hooks import Hook
-from mm_runner.loops import EpochBasedTrainLoop
 
 _ITERATIONS = "train_cfg={'_delete_': True, 'by_epoch': False, 'max_iters': 100}"
 
@@ -68,7 +64,6 @@ class Steps(Hook):
     ("arguments", "changes", "batches", "seen"),
     [
         ([], [], 1, [(0, 12, True), "val", (1, 1)]),
-        (["3"], [], 3, [*((n, 12, True) for n in range(3)), "val", (1, 3)]),
         (["9"], [], 6, [*((n, 12, True) for n in range(6)), "val", (1, 6)]),
         (["2"], [_ITERATIONS], 2, [*((n, 100, True) for n in range(2)), "val", (0, 2)]),
         (
@@ -78,7 +73,7 @@ class Steps(Hook):
             [(0, 12, False), (1, 12, True), "val", (1, 2)],
         ),
     ],
-    ids=["one", "three", "more-than-there-are", "iterations", "accumulating"],
+    ids=["one", "more-than-there-are", "iterations", "accumulating"],
 )
 def test_so_many_batches_of_everything_run(
     config, tmp_path, capsys, arguments, changes, batches, seen
@@ -107,16 +102,6 @@ def test_what_a_run_would_keep_is_not_kept(config, tmp_path, capsys):
     assert left_behind(tmp_path) == set()
 
 
-class OwnLogger(Hook):
-    """Takes no argument of the usual one's."""
-
-
-def test_hooks_of_the_users_own_in_place_of_the_default_ones_are_left_as_they_are(config, capsys):
-    hooks = "default_hooks={'logger': {'type': 'test_fast_dev_run:OwnLogger'}, 'checkpoint': None}"
-    assert main(["train", config, "--fast-dev-run", "--cfg-options", hooks]) == 0
-    assert "everything ran" in last_line(capsys)
-
-
 def test_a_metric_that_is_not_there_is_found_out(config, tmp_path, capsys):
     changes = "default_hooks.checkpoint.save_best=acuracy"
     assert main(["train", config, "--fast-dev-run", "--cfg-options", changes]) == 1
@@ -137,28 +122,6 @@ def test_a_work_directory_keeps_its_logs_and_its_checkpoints(config, tmp_path, c
     after = {path.name: path.stat().st_mtime_ns for path in Path("kept").glob("*.pth")}
     assert after == {name: time for name, time in before.items() if name.endswith(".pth")}
     assert (Path("kept") / "last_checkpoint").read_text() == "epoch_2.pth\n"
-
-
-class OwnWay(EpochBasedTrainLoop):
-    """Goes through an epoch in its own way."""
-
-    @property
-    def batches_of_epoch(self):
-        return self.dataloader
-
-    @override
-    def run_epoch(self):
-        self.runner.call_hook("before_train_epoch")
-        for index, batch in enumerate(self.batches_of_epoch):
-            self.run_iter(index, batch)
-        self.epoch += 1
-
-
-def test_a_loop_of_the_users_own_ends_soon_too(config, tmp_path, capsys):
-    loop = "train_cfg={'_delete_': True, 'type': 'test_fast_dev_run:OwnWay', 'max_epochs': 50}"
-    assert main(["train", config, "--fast-dev-run", "2", "--cfg-options", loop]) == 0
-    assert "trained 3, validated 2, tested 2 batches" in last_line(capsys)
-    assert left_behind(tmp_path) == set()
 
 
 class Foreign:
@@ -196,18 +159,6 @@ def test_a_loop_that_is_none_of_the_packages_ends_soon_too(config, tmp_path, cap
     assert left_behind(tmp_path) == set()
 
 
-class Failing(Classifier):
-    def forward(self, *args, **kwargs):
-        raise RuntimeError(f"out of cheese for {len(args) + len(kwargs)}")
-
-
-def test_a_failure_is_shown_and_leaves_nothing(config, tmp_path, capsys):
-    model = "model.type=test_fast_dev_run:Failing"
-    assert main(["train", config, "--fast-dev-run", "--cfg-options", model]) == 1
-    assert "out of cheese" in capsys.readouterr().err
-    assert left_behind(tmp_path) == set()
-
-
 @pytest.mark.parametrize("arguments", [["toy_run.yaml", "--fast-dev-run", "0"], ["--fast-dev-run"]])
 def test_a_number_is_needed(config, capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
@@ -217,17 +168,11 @@ def test_a_number_is_needed(config, capsys, arguments):
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_ranks_run_together(config, tmp_path):
-    tests = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    env["TMPDIR"] = str(tmp_path / "temporary")
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
-    command = [sys.executable, *launch, "--rdzv_endpoint=localhost:0", "-m", "mm_runner"]
-    done = subprocess.run(
-        [*command, "train", config, "--fast-dev-run", "2"],
-        env=env, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def test_ranks_run_together(config, tmp_path, run_command):
+    temporary = str(tmp_path / "temporary")
+    done = run_command(
+        "train", config, "--fast-dev-run", "2", ranks=2, cwd=tmp_path / "here", TMPDIR=temporary
+    )
     assert done.returncode == 0, done.stderr
     told = "trained 2, validated 2, tested 2 batches in each process: everything ran"
     assert done.stdout.count(told) == 1

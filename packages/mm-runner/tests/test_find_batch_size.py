@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from toy import Classifier, loader_cfg, runner_arguments
+from toy import TRAINING_YAML, Classifier, loader_cfg, runner_arguments
 
 from mm_runner import ConfigError
 from mm_runner.cli import main
@@ -60,11 +60,6 @@ def test_the_batch_is_doubled_and_then_bisected(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_it_may_start_anywhere(tmp_path):
-    assert find_batch_size(cfg_of(tmp_path), start=16) == _FITS
-    assert TooSmallDevice.batches == [16, 8, 8, 12, 10, 10, 11, 11]
-
-
 class Full(Classifier):
     def forward(self, inputs, labels, mode="tensor"):  # noqa: ARG002
         return torch.empty(1 << 60)  # more than any machine has: torch's own error for the host
@@ -73,7 +68,7 @@ class Full(Classifier):
 def test_a_device_that_holds_no_sample_is_told(tmp_path, monkeypatch, capsys):
     assert find_batch_size(cfg_of(tmp_path, model={"type": Full})) == 0
     monkeypatch.chdir(tmp_path)
-    text = _CONFIG.replace("toy:Classifier", "test_find_batch_size:Full")
+    text = TRAINING_YAML.replace("toy:Classifier", "test_find_batch_size:Full")
     (tmp_path / "run.yaml").write_text(text)
     assert main(["find-batch-size", "run.yaml"]) == 1
     assert "No batch fits." in capsys.readouterr().out
@@ -124,39 +119,16 @@ def test_errors_of_memory_are_known_by_what_devices_raise(error, expected):
     assert is_out_of_memory(error) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "changes", "message"),
-    [
-        ({"start": 0}, {}, r"got start=0, max=200"),
-        ({"start": 9, "maximum": 8}, {}, r"got start=9, max=8"),
-        (
-            {},
-            {"train_dataloader": None},
-            r"^train_dataloader: this key is missing; find",
-        ),
-        ({}, {"train_cfg": None}, r"^train_cfg: this key is missing; find-batch-size"),
-    ],
-)
-def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        find_batch_size(cfg_of(tmp_path, **changes), **arguments)
-
-
-_CONFIG = """
-model: {type: "toy:Classifier"}
-train_dataloader:
-  dataset: {type: "toy:Blobs", size: 24}
-  batch_size: 4
-  collate_fn: default_collate
-train_cfg: {by_epoch: true, max_epochs: 2}
-optim_wrapper: {optimizer: {type: SGD, lr: 0.1}}
-model_wrapper_cfg: {type: MMDistributedDataParallel}
-"""
+def test_what_does_not_fit_is_told(tmp_path):
+    with pytest.raises(ConfigError, match=r"got start=9, max=8"):
+        find_batch_size(cfg_of(tmp_path), start=9, maximum=8)
+    with pytest.raises(ConfigError, match=r"^train_cfg: this key is missing; find-batch-size"):
+        find_batch_size(cfg_of(tmp_path, train_cfg=None))
 
 
 def test_the_command_prints_a_row_for_each_batch(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(_CONFIG)
+    (tmp_path / "run.yaml").write_text(TRAINING_YAML)
     assert main(["find-batch-size", "run.yaml", "--max", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["2", "fits"]

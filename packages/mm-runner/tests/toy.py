@@ -126,6 +126,17 @@ def runner_arguments(work_dir, **overrides):
     return {**arguments, **overrides}
 
 
+# The training part of these arguments, as a file.
+TRAINING_YAML = """
+model: {type: "toy:Classifier"}
+train_dataloader:
+  dataset: {type: "toy:Blobs", size: 24}
+  batch_size: 4
+  collate_fn: default_collate
+train_cfg: {by_epoch: true, max_epochs: 2}
+optim_wrapper: {optimizer: {type: SGD, lr: 0.1}}
+randomness: {seed: 0}
+"""
 needs_compile = pytest.mark.skipif(
     not hasattr(torch, "compile"), reason="torch.compile needs torch 2.0"
 )
