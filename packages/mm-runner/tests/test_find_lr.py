@@ -17,7 +17,6 @@ from mm_runner.cli import main
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
 from mm_runner.tools import find_learning_rate
-from mm_runner.tools._find_lr import RatePoint, steepest_rate
 
 _STEPS = 40
 
@@ -186,20 +185,6 @@ def test_the_command_prints_a_table_and_draws_a_picture(tmp_path, monkeypatch, c
     assert "Suggested: optim_wrapper.optimizer.lr=" in "\n".join(lines)
     assert "<svg" in (tmp_path / "found" / "lr.svg").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "run.yaml"]
-
-
-def test_the_suggestion_is_where_a_known_curve_is_steepest():
-    centre = 60
-    falls = [2 / (1 + math.exp((index - centre) / 4)) for index in range(80)]
-    losses = [*falls, *[9.0] * 5, *[0.5] * 15]  # blows up, and falls back: not where it falls
-
-    def suggest(losses):
-        rates = [10 ** (-6 + index / 10) for index in range(len(losses))]
-        return steepest_rate([*map(RatePoint, rates, losses, losses)])
-
-    assert suggest(losses[:85]) == pytest.approx(1, rel=0.3)
-    assert suggest([1.0 + index for index in range(100)]) is None
-    assert suggest([]) is None
 
 
 class Ranked(Classifier):

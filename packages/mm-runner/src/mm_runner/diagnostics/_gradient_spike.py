@@ -1,4 +1,4 @@
-"""Steps whose gradients are far larger than usual."""
+"""Detection of gradient spikes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class GradientSpikeHook(Hook):
     A resumed run warms up again.
 
     Args:
-        factor: Defaults to 10.
-        warmup: Steps before the first that can be a spike. Defaults to 100.
+        factor: Ratio of a spike to the running mean. Defaults to 10.
+        warmup: Steps without spike detection at the start. Defaults to 100.
         interval: Steps between two log lines. Defaults to 50.
 
     Raises:

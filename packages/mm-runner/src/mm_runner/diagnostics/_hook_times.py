@@ -1,4 +1,4 @@
-"""Time that each hook takes of a step."""
+"""Time spent in each hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of code that make the host wait for the device."""
+"""Host-device synchronisations by line of code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HostSyncHook(Hook):
         iters: Steps that are counted. Defaults to 5.
 
     Attributes:
-        counts: How often in all the counted steps, by origin.
+        counts: Number of waits in the counted steps, by origin.
 
     Raises:
         ConfigError: If ``begin`` is negative, or ``iters`` not positive.

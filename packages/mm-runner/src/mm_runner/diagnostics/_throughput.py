@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ThroughputHook"]
 
-# Part of a step by which a rank must lag behind to be named; less is noise.
+# Share of a step by which a rank must lag behind to be reported; less is noise.
 _LAG_SHARE = 0.05
 
 

@@ -1,4 +1,4 @@
-"""The folder that a failed training leaves beside its log."""
+"""Crash bundles: a folder beside the log of a training that failed."""
 
 from __future__ import annotations
 
@@ -92,12 +92,10 @@ def _write(runner: RunView, error: Exception, folder: Path) -> str:
     message = f"Training failed in {facts['place']} with {type(error).__name__}{sample}."
     if is_out_of_memory(error):
         message = f"{message} {_MEMORY_ADVICE}"
-    command = f"mm-runner replay {folder}"
-    if runner.world_size > 1 and runner.dist_info.launcher == "pytorch":
-        command = f"torchrun --nproc_per_node={runner.world_size} -m {command.replace('-', '_', 1)}"
-    elif runner.world_size > 1:
-        command += f", under the same launcher with {runner.world_size} processes"
-    return f"{message} To replay it: {command}"
+    launch = ""
+    if runner.world_size > 1:
+        launch = f", under the same launcher with {runner.world_size} processes"
+    return f"{message} To replay it: mm-runner replay {folder}{launch}"
 
 
 def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
 
 
 def _lost(value: Any, key: str) -> Iterator[str]:
-    """Yield the keys of objects, and of classes of the script itself, which no file can hold."""
+    """Yield the keys whose values a file cannot hold: objects, and classes of the script."""
     written = plain_config(value)
     if isinstance(value, Mapping):
         for name, one in value.items():
@@ -144,7 +142,7 @@ def _lost(value: Any, key: str) -> Iterator[str]:
 
 
 def _describe(value: Any, level: int = 0) -> Any:
-    """Return shapes and dtypes of ``value`` in primitives, and no values."""
+    """Return the structure of a batch with shapes and dtypes, without its values."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return {"shape": list(value.shape), "dtype": dtype, "device": str(value.device)}

@@ -1,4 +1,4 @@
-"""A few batches of everything, as a trial of the whole run."""
+"""Fast development run: a few batches of each phase."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def fast_dev_run(
 
     Args:
         cfg: A full configuration.
-        num_batches: Of each phase and process.
-        work_dir: Where logs go; by default a temporary directory, removed afterwards.
+        num_batches: Number of batches in each phase, for each process.
+        work_dir: Directory of the logs; by default a temporary one, removed afterwards.
 
     Returns:
         A sentence for the user: what ran.
@@ -68,7 +68,7 @@ def fast_dev_run(
 
 
 class _UnsavedRunner(Runner):
-    """Saves nothing, whoever asks."""
+    """Runner that ignores requests to save a checkpoint."""
 
     @override
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

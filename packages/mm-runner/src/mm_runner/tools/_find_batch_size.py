@@ -1,4 +1,4 @@
-"""The largest batch that a training step survives."""
+"""Search for the largest batch size that fits in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_batch_size(
     maximum: int = 1024,
     report_trial: Callable[[int, bool], None] = lambda *_: None,
 ) -> int:
-    """Take training steps with larger and larger batches, until the memory is full.
+    """Take training steps with growing batches until the memory is full.
 
     The batch is doubled until it does not fit, and the range in between bisected. Each trial has a
     new model and optimizer, and the device's memory to itself; the hooks of mm-runner are left out.
@@ -45,12 +45,12 @@ def find_batch_size(
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, but for the dataset.
-        start: The first batch.
-        maximum: The largest batch that is tried; at most the length of the dataset.
-        report_trial: Is called with each batch, and whether it fits.
+        start: First batch size to try.
+        maximum: Largest batch size to try; the length of the dataset limits it too.
+        report_trial: Called with each batch size and whether it fits.
 
     Returns:
-        The largest batch that fits, 0 if none does.
+        The largest batch size that fits, 0 if none does.
 
     Raises:
         ConfigError: If the configuration or an argument does not fit.
@@ -71,7 +71,7 @@ def find_batch_size(
             maximum = min(maximum, len(dataset))
         if not 0 < start <= maximum:
             raise ConfigError(
-                f"{_WHAT}: 0 < start <= max is needed, and as many samples; got start={start}, "
+                f"{_WHAT}: 0 < start <= max <= number of samples is needed; got start={start}, "
                 f"max={maximum}."
             )
 
@@ -96,7 +96,7 @@ def find_batch_size(
 
 
 def _try(cfg: Mapping[str, Any], device: torch.device) -> bool:
-    """Take some steps, and free the memory that they took; return whether it sufficed."""
+    """Return whether a few steps fit in memory; free what they allocated."""
     is_fit = True
     try:
         train_with(cfg, _FirstSteps())

@@ -20,7 +20,7 @@ from ._trial import EndOfTrialError, endless_config, train_with, trial_directory
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["LearningRateReport", "RatePoint", "find_learning_rate", "steepest_rate"]
+__all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
 
 # Of the best loss: "How Do You Find A Good Learning Rate" (S. Gugger, 2018,
 # https://sgugger.github.io/how-do-you-find-a-good-learning-rate.html).
@@ -31,7 +31,7 @@ _MEMORY = 0.9
 
 
 class RatePoint(NamedTuple):
-    """A step: the learning rate that it took, its loss, and the loss smoothed over steps."""
+    """Learning rate, loss and smoothed loss of one step."""
 
     lr: float
     loss: float
@@ -66,9 +66,9 @@ def find_learning_rate(
 
     Args:
         cfg: A full configuration, as for ``Runner.from_cfg``. It is copied, with what is in it.
-        min_lr: Of the first step.
-        max_lr: Of the last step.
-        steps: Of the optimizer, at most; at least 10.
+        min_lr: Learning rate of the first step.
+        max_lr: Learning rate of the last step.
+        steps: Largest number of optimizer steps; at least 10.
 
     Returns:
         The rates are those of ``optim_wrapper.optimizer.lr``; parameter groups, and several
@@ -89,10 +89,10 @@ def find_learning_rate(
     test = _RangeTest(min_lr, max_lr, steps)
     with trial_directory(cfg, "find-lr") as (directory, _):
         train_with(endless_config(cfg, directory, "find-lr"), test)
-    return LearningRateReport(steepest_rate(test.points), tuple(test.points), test.diverged)
+    return LearningRateReport(_steepest_rate(test.points), tuple(test.points), test.diverged)
 
 
-def steepest_rate(points: Sequence[RatePoint]) -> float | None:
+def _steepest_rate(points: Sequence[RatePoint]) -> float | None:
     """Return the rate where the loss falls most steeply, ``None`` if it falls nowhere.
 
     The slope at a step is that of the line fitted by least squares to the losses of a twentieth of

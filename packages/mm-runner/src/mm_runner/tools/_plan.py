@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import mm_compile
 import mm_dist
 from mm_runner.data import DataSettings, build_dataloader, num_batches
-from mm_runner.errors import ConfigError, MMRunnerError, with_place
+from mm_runner.errors import ConfigError, MMRunnerError
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
@@ -63,7 +63,7 @@ def make_plan(cfg: Mapping[str, Any], *, world_size: int = 1) -> str:
 
 
 class _Plan:
-    """The parts of a run on the meta device, and what to say of them."""
+    """Parts of a run, built on the meta device, and the lines that describe them."""
 
     def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
         check_run(cfg, Runner)
@@ -233,7 +233,9 @@ class _Plan:
                 yield "schedule", f"step {step}{epoch}: lr {_named(rates)}"
             for one in followed:
                 if not one.by_epoch or (self.by_epoch and (step + stride) % epoch_steps == 0):
-                    _step(one)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # the optimizer does not step between
+                        one.step()
 
     def _memory_lines(self) -> _Lines:
         """Yield the memory of each process, as far as it is certain."""
@@ -292,17 +294,6 @@ def _epoch_steps(loader: DataLoader[Any], world_size: int) -> int:
         return math.ceil(len(loader) / world_size)
     share = math.ceil(len(loader.sampler) / world_size)  # type: ignore[arg-type]
     return share // loader.batch_size if loader.drop_last else math.ceil(share / loader.batch_size)
-
-
-def _step(schedule: Any) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the optimizer does not step between
-            schedule.step()
-    except Exception as error:
-        raise ConfigError(
-            f"{schedule.where}: it fails before the run is over: {with_place(error)}."
-        ) from error
 
 
 def _compilation(compiled: Any, device_type: str) -> str:

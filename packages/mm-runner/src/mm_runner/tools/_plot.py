@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ def plot_runs(
         work_dirs: Each is one curve, with the same colour on all axes; a work directory of several
             runs, where one resumed the other, counts as one. A run's log directory is that run.
         picture: File to write, ``.png`` or ``.svg``.
-        keys: What to draw, such as ``["loss", "lr", "val/accuracy"]``; by default every loss, every
-            number of a validation or test that any of them has, and the learning rates below the
-            first loss. A name without a phase means training, and where that has none, validation.
+        keys: Quantities to draw, such as ``["loss", "lr", "val/accuracy"]``; by default losses,
+            learning rates, and every number of a validation or test. A name without a phase means
+            training, and where that has none, validation.
 
     Returns:
         The file written.
@@ -44,7 +44,10 @@ def plot_runs(
     """
     curves = [_curves_of(one) for one in work_dirs]
     known = list(dict.fromkeys(name for run in curves for name in run))
-    wanted = [_find(key, known) for key in keys] if keys else _usual(known)
+    if keys:
+        wanted = [_find(key, known) for key in keys]
+    else:
+        wanted = [name for name in known if _is_usual(name)]
     if not wanted:
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
     parents = os.path.commonpath([Path(one).absolute() for one in work_dirs])
@@ -161,16 +164,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _usual(known: Iterable[str]) -> list[str]:
-    """Return what is drawn by default, the learning rates below the first loss."""
-    usual, rates = [], []
-    for name in known:
-        phase, _, quantity = name.partition("/")
-        if phase == "train" and quantity.rpartition(".")[2] == "lr":
-            rates.append(name)
-        elif "loss" in quantity if phase == "train" else quantity not in _ON_REQUEST:
-            usual.append(name)
-    return [*usual[:1], *rates, *usual[1:]] if usual else []
+def _is_usual(name: str) -> bool:
+    """Return whether to draw a quantity by default: losses, rates, metrics."""
+    phase, _, quantity = name.partition("/")
+    if phase == "train":
+        return "loss" in quantity or quantity.rpartition(".")[2] == "lr"
+    return quantity not in _ON_REQUEST
 
 
 def _find(key: str, known: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ import os
 import reprlib
 import stat
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +16,16 @@ from mm_runner.checkpoint import check_resumable, load_checkpoint_file
 from mm_runner.config import Config
 from mm_runner.errors import CheckpointError, ConfigError, text_of
 from mm_runner.hooks import Hook
-from mm_runner.runner import Runner
 
 from ._crash import CONFIG_FILE
-from ._trial import EndOfTrialError
+from ._trial import EndOfTrialError, train_with
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
 __all__ = ["replay_crash"]
 
-# Facts that a replay reads, and their types.
+# Keys of a bundle that a replay reads, and their types.
 _FACTS: dict[str, type] = {
     "command": list,
     "error": dict,
@@ -70,7 +68,7 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
         trust: Replay a bundle that another user has written, or may have changed.
 
     Returns:
-        A sentence for the user, if the step did not fail this time.
+        A sentence for the user if the step did not fail this time.
 
     Raises:
         ConfigError: If there is no bundle, it is another user's, or its configuration holds
@@ -96,12 +94,10 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
     cfg.work_dir = str(bundle / "replay")
     cfg.randomness = {**(cfg.get("randomness") or {}), "seed": facts["seed"]}
     cfg.default_hooks = {**(cfg.get("default_hooks") or {}), "checkpoint": None}
-    cfg.custom_hooks = [*(cfg.get("custom_hooks") or ()), _EndAfter(facts["iter"])]
     cfg.crash_bundle = False
     if launcher is not None or facts["world_size"] == 1:
         cfg.launcher = launcher or "none"
-    with suppress(EndOfTrialError):
-        Runner.from_cfg(cfg).train()
+    train_with(cfg, _EndAfter(facts["iter"]))
     place, error = facts["place"], facts["error"]
     return (
         f"{place.capitalize()} did not fail this time; it was {error['type']}: {error['message']}"
@@ -128,7 +124,9 @@ def _read(bundle: Path, *, trust: bool) -> dict[str, Any]:
     for key, kind in _FACTS.items():
         value = facts.get(key) if isinstance(facts, dict) else None
         if not isinstance(value, kind):
-            raise ConfigError(f"{files[0]} is no crash bundle's: {key} is {reprlib.repr(value)}.")
+            raise ConfigError(
+                f"{files[0]} is not of a crash bundle: {key} is {reprlib.repr(value)}."
+            )
     return dict(facts)
 
 

@@ -1,4 +1,4 @@
-"""Runs of a few steps that leave nothing behind."""
+"""Trial runs: short trainings of which nothing is kept."""
 
 from __future__ import annotations
 

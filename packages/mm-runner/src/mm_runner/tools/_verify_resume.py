@@ -110,7 +110,7 @@ def verify_resume(
 
 
 def _record(cfg: Mapping[str, Any], recorder: _Recorder, **changes: Any) -> None:
-    """Train as ``cfg`` says, without what an earlier run left in the generators."""
+    """Train as configured, from generators seeded at random."""
     seed_everything(random.SystemRandom().getrandbits(32))
     copied = training_config(cfg, "verify_resume")
     hooks = {**(copied.get("default_hooks") or {}), "checkpoint": None, "logger": None}
