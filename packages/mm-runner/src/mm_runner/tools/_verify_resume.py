@@ -31,9 +31,9 @@ __all__ = ["ResumeReport", "verify_resume"]
 _MOST_LINES = 12
 # Steps before the stop, and after it.
 _NUM_STEPS = 5
-# Entries of a checkpoint that may differ between two runs of the same steps.
-# The tensors of shards are put into place as the file is read; the folder has a random name.
-_OWN = ("meta", "checkpoint_hook", "shards")
+# Entries of a checkpoint that may differ between two runs of the same steps: the hub has the
+# duration of steps, and the folder of shards, whose tensors are read into place, a random name.
+_OWN = ("meta", "message_hub", "checkpoint_hook", "shards")
 _ADVICE = (
     "What is in no checkpoint cannot be resumed: plain attributes and buffers with "
     "persistent=False of a model, hooks without state_dict. Two runs without a stop have to be "
@@ -202,14 +202,7 @@ def _compare(whole: _Recorder, resumed: _Recorder) -> list[str]:
 
 
 def _comparable(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in checkpoint.items() if name.partition("#")[0] not in _OWN}
-    windows = kept.get("message_hub")
-    if isinstance(windows, list):  # the duration of steps is no state
-        kept["message_hub"] = [
-            {name: window for name, window in one.items() if not name.endswith("time")}
-            for one in windows
-        ]
-    return kept
+    return {name: one for name, one in checkpoint.items() if name.partition("#")[0] not in _OWN}
 
 
 def _walk(whole: Any, resumed: Any, path: str) -> Iterator[str]:
