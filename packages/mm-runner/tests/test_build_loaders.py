@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments, weights_of
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -13,10 +13,6 @@ from mm_runner import ConfigError, Runner
 
 def make(kind, tmp_path, **overrides):
     return kind(**runner_arguments(**{"work_dir": tmp_path / "run", **overrides}))
-
-
-def weights(runner):
-    return torch.cat([value.flatten() for value in runner.model.state_dict().values()])
 
 
 class ByMethod(Runner):
@@ -45,7 +41,7 @@ def test_a_loader_that_an_override_leaves_as_it_is_makes_the_same_run(tmp_path, 
     plain.train()
     other = make(kind, tmp_path, **options)
     other.train()
-    assert torch.equal(weights(plain), weights(other))
+    assert torch.equal(weights_of(plain), weights_of(other))
     assert other.train_dataloader.generator is other.loader_generator
     assert other.train_dataloader.sampler.shuffle
     assert not other.val_dataloader.sampler.shuffle

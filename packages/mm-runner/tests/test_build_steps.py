@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from toy import NO_VALIDATION, Classifier, RecordRates, loader_cfg, runner_arguments
@@ -54,10 +53,6 @@ def noting(calls, *names):
 
 def make(kind, tmp_path, **overrides):
     return kind(**runner_arguments(**{"work_dir": tmp_path / "run", **overrides}))
-
-
-def weights(runner):
-    return torch.cat([value.flatten() for value in runner.model.state_dict().values()])
 
 
 def test_the_order_in_which_a_run_is_built(tmp_path):

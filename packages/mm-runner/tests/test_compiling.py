@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from toy import NO_VALIDATION, Classifier, loader_cfg, needs_compile
+from toy import NO_VALIDATION, Classifier, loader_cfg, log_of, needs_compile
 
 import mm_compile
 from mm_runner.hooks import CompileReportHook
@@ -47,10 +47,6 @@ class CountingBackend:
         return self.calls - before
 
 
-def text_of_log(runner):
-    return (runner.log_dir / f"{runner.timestamp}.log").read_text(encoding="utf-8")
-
-
 def test_training_validation_and_test_run_compiled_code(make_runner):
     backend = CountingBackend()
     runner = make_runner(
@@ -69,13 +65,13 @@ def test_training_validation_and_test_run_compiled_code(make_runner):
 def test_the_report_is_logged_once_and_by_a_run_that_compiles_only(make_runner, tmp_path):
     runner = make_runner(cfg={"compile": {"backend": "eager"}}, train_cfg={"max_epochs": 3})
     runner.train()
-    text = text_of_log(runner)
+    text = log_of(runner)
     assert text.count("compile: forward by eager") == 1
     assert "graph breaks" in text
     plain = make_runner(work_dir=tmp_path / "plain", train_cfg={"max_epochs": 1})
     plain.train()
     assert not any(isinstance(hook, CompileReportHook) for hook in plain.hooks)
-    assert "  compile      off\n" in text_of_log(plain)
+    assert "  compile      off\n" in log_of(plain)
 
 
 @pytest.mark.skipif(TORCH < (2, 4), reason="this torch compiles no optimizer")
@@ -94,7 +90,7 @@ def test_auto_knows_the_number_of_steps_and_says_what_it_decided(make_runner):
     runner = make_runner(cfg={"compile": "auto"}, train_cfg={"max_epochs": 2}, **NO_VALIDATION)
     runner.train()
     done, left = re.search(
-        r"auto, after (\d+) steps: not compiled: (\d+) steps", text_of_log(runner)
+        r"auto, after (\d+) steps: not compiled: (\d+) steps", log_of(runner)
     ).groups()
     assert int(done) + int(left) == 2 * 6
 

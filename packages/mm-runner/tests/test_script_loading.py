@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch
+from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch, weights_of
 
 from mm_runner import CheckpointError, ConfigError
 from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
@@ -14,10 +14,6 @@ OPTIONS = {
     "param_scheduler": {"type": "MultiStepLR", "milestones": [1, 2], "gamma": 0.5},
     "train_cfg": {"by_epoch": True, "max_epochs": 3},
 }
-
-
-def weights(runner):
-    return torch.cat([value.flatten() for value in runner.model.state_dict().values()])
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def test_a_script_resumes_from_any_file(make_runner, whole):
     runner.train()
     assert (runner.epoch, runner.iter) == (3, 18)
     assert rates.rates == pytest.approx([0.05] * 6 + [0.025] * 6)
-    assert torch.equal(weights(runner), weights(whole))
+    assert torch.equal(weights_of(runner), weights_of(whole))
     runner.train()  # which is another training, from its own start
     assert len(rates.rates) == 12 + 18
 
@@ -76,7 +72,7 @@ def test_what_a_script_leaves_out_begins_anew(make_runner, left_out, second_rate
     runner.train()
     assert (momenta[0] == 0) is (left_out == "resume_optimizer")
     assert rates.rates == pytest.approx([0.1] * 6 + [second_rate] * 6)
-    assert not torch.equal(weights(runner), weights(first))
+    assert not torch.equal(weights_of(runner), weights_of(first))
     log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
     assert "has no optimizer state" not in log
     assert "Resumed after epoch 1, step 6" in log
@@ -113,7 +109,7 @@ def test_a_script_loads_what_the_runner_was_told_to_begin_with(make_runner, whol
     runner.train()
     runner.val()
     assert loaded == [(False, 1), (False, 1), (True, 1)]
-    assert torch.equal(weights(runner), weights(whole))
+    assert torch.equal(weights_of(runner), weights_of(whole))
     make_runner().load_or_resume()  # nothing
 
 

@@ -1,7 +1,6 @@
 """Several optimizers in one run, each over a part of the model."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from toy import (
     StopBeforeEpoch,
     loader_cfg,
     runner_arguments,
+    scalars_of,
 )
 from typing_extensions import override
 
@@ -75,12 +75,6 @@ class RecordAllRates(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         rates = runner.optim_wrapper.get_lr()
         self.rates.append((rates["fast.lr"][0], rates["slow.lr"][0]))
-
-
-def scalars_of(runner):
-    return [
-        json.loads(line) for line in (runner.log_dir / "scalars.jsonl").read_text().split("\n")[:-1]
-    ]
 
 
 def test_constructor_builds_a_wrapper_over_each_part():

@@ -1,9 +1,7 @@
 """What counts as time of a step, and what as waiting for data."""
 
-import json
-
 import pytest
-from toy import Blobs, Scripted, loader_cfg
+from toy import Blobs, Scripted, loader_cfg, scalars_of
 from typing_extensions import override
 
 from mm_runner.hooks import Hook
@@ -77,8 +75,7 @@ def test_only_waiting_for_data_is_waiting_for_data(make_runner, monkeypatch, tra
         custom_hooks=[{"type": "ThroughputHook", "interval": 6}, Takes(clock)],
     )
     runner.train()
-    lines = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
-    records = [record for record in map(json.loads, lines) if record["mode"] == "train"]
+    records = [record for record in scalars_of(runner) if record["mode"] == "train"]
     steps = [record for record in records if "data_time" in record]
     assert len(steps) == 12
     # A batch of four takes a second, and so does the step; the hooks' time is the next step's.

@@ -1,11 +1,10 @@
 """What a run tells of its speed; the numbers themselves are the machine's."""
 
-import json
 import time
 
 import pytest
 import torch
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, log_of, runner_arguments
+from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, log_of, runner_arguments, scalars_of
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -15,8 +14,7 @@ from mm_runner.hooks import Hook
 
 
 def reports_of(runner):
-    lines = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if "data_wait_share" in line]
+    return [record for record in scalars_of(runner) if "data_wait_share" in record]
 
 
 def test_a_run_tells_its_throughput_at_intervals(make_runner):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from torch import nn
-from toy import NO_VALIDATION, Classifier, runner_arguments
+from toy import NO_VALIDATION, Classifier, log_of, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -43,10 +43,6 @@ class Bare(nn.Module):
             loss = nn.functional.cross_entropy(self.layer(data["inputs"]), data["labels"])
         optim_wrapper.update_params(loss)
         return {"loss": loss.detach()}
-
-
-def log_of(runner):
-    return (runner.log_dir / f"{runner.timestamp}.log").read_text()
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -1,5 +1,7 @@
 """A small classification task, importable by spawned ranks."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,17 @@ class RecordRates(Hook):
 def log_of(runner):
     """Return the text of the log of a run."""
     return next(runner.log_dir.glob("*.log")).read_text()
+
+
+def scalars_of(runner):
+    """Return the records of ``scalars.jsonl`` of a run."""
+    lines = (runner.log_dir / "scalars.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def weights_of(runner):
+    """Return the state of the model of a run as one vector."""
+    return torch.cat([value.flatten() for value in runner.model.state_dict().values()])
 
 
 def loader_cfg(size=24, batch_size=4, **options):
