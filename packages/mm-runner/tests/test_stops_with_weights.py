@@ -12,7 +12,6 @@ from mm_runner.runner import _state as snapshot
 pytestmark = pytest.mark.usefixtures("handlers")
 
 BY_STEP = {"interval": 6, "by_epoch": False, "save_optimizer": False}
-BY_EPOCH = {"interval": 1, "save_optimizer": False}
 
 
 def last_of(runner):

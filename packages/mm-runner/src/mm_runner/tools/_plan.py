@@ -156,7 +156,7 @@ class _Plan:
         self.epoch_steps: int | None = None  # the data may have no length
         if self.by_epoch:
             num_batches(loader, where)
-        with suppress(*(() if self.by_epoch else (TypeError,))):
+        with suppress(TypeError):
             self.epoch_steps = _epoch_steps(loader, self.world_size) or None
         self.num_epochs = int(train_cfg["max_epochs"]) if self.by_epoch else 1
         steps = self.num_epochs * (self.epoch_steps or 0)
