@@ -42,10 +42,6 @@ def wrapper(**arguments):
     return {"model_wrapper_cfg": {"type": "MMDistributedDataParallel", **arguments}}
 
 
-def sgd(**options):
-    return {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.1, **options}}}
-
-
 NAN, INF = float("nan"), float("inf")
 BACKENDS = [{"type": "LocalVisBackend"}]
 
@@ -80,17 +76,10 @@ BACKENDS = [{"type": "LocalVisBackend"}]
         ({"train_cfg": {"by_epoch": True}}, r"^train_cfg\.max_epochs: EpochBasedTrainLoop needs this argument"),
         ({"train_cfg": {"by_epoch": False, "val_interval": 3}}, r"^train_cfg\.max_iters: IterBasedTrainLoop needs this argument"),
         ({"train_cfg": {"by_epoch": True, "max_epoch": 3}}, r"^train_cfg\.max_epoch: unknown argument .*'max_epochs'"),
-        (sgd(lr=NAN), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got nan"),
-        (sgd(lr=INF), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got inf"),
-        (sgd(momentum=NAN), r"^optim_wrapper\.optimizer\.momentum: a finite number"),
-        (sgd(momentum=2), r"^optim_wrapper\.optimizer\.momentum: a number below 1 is needed, got 2"),
-        (sgd(type="Adam", betas=[0.9, NAN]), r"^optim_wrapper\.optimizer\.betas: a finite number"),
         (custom_keys({"layers": {"lr_mult": NAN}}), r"custom_keys\.layers\.lr_mult: a finite number"),
         (custom_keys({"layers": {"lr": INF}}), r"custom_keys\.layers\.lr: a finite number"),
         ({"custom_hooks": [{"type": "EMAHook", "momentum": NAN}]}, r"^custom_hooks\[0\]: .*momentum: a number between 0 and 1"),
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": {}}}, r"^param_scheduler: "),
-        ({"param_scheduler": {"type": "ExponentialLR", "gamma": INF}}, r"^param_scheduler\.gamma: a finite number"),
-        ({"param_scheduler": [{"type": "CosineAnnealingLR", "eta_min": NAN}]}, r"^param_scheduler\[0\]\.eta_min: a finite number"),
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending integers are needed"),
         ({"default_hooks": {"checkpoint": {"filename_tmpl": "../e_{}.pth"}}}, r"filename_tmpl: .* in the name of a file, got '\.\./e_\{\}\.pth'\. Give the directory as out_dir"),
         ({"param_scheduler": [{"type": "StepLR", "step_sze": 1}]}, r"^param_scheduler\[0\]\.step_sze: unknown argument"),
@@ -115,7 +104,6 @@ def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
         {"visualizer": {"type": "DetLocalVisualizer", "vis_backends": BACKENDS, "name": "v", "save_dir": "d", "image": None, "bbox_color": (1, 2, 3), "text_color": "red", "line_width": 3, "alpha": 0.8, "backend": "opencv", "fig_save_cfg": {}, "radius": 2}},
         {"visualizer": {"type": "mmdet.DetLocalVisualizer"}},
         {"param_scheduler": {"type": "MultiStepLR", "milestones": [1, 1, 2]}},
-        sgd(type="Rprop", step_sizes=[1e-6, INF]),
         {"log_processor": {"type": "LogProcessor", "window_size": 20}},
         {"log_processor": {"type": LogProcessor}},
         {"log_processor": {"type": "mm_runner.reporting:LogProcessor"}},

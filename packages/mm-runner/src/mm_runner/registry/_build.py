@@ -280,8 +280,6 @@ def _simple_kinds(annotation: Any) -> list[Any]:
 def _is_a(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return any(value == one and type(value) is type(one) for one in get_args(kind))
-    if kind is bool:
-        return isinstance(value, bool) or value in (0, 1)
     if kind in (int, float):  # numbers of NumPy too
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)

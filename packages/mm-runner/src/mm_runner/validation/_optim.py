@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import isclass
 from typing import Any
@@ -35,11 +34,6 @@ __all__ = ["check_component", "check_optim_wrapper", "check_schedules"]
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Longer than any run: the real length is known once there is data.
 _ENDLESS = 10**9
-# Infinity may be meant elsewhere, such as no limit of a norm.
-_FINITE = (
-    *("lr", "momentum", "weight_decay", "dampening", "eps"),
-    *("gamma", "factor", "eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr", "power"),
-)
 
 
 def check_component(
@@ -67,12 +61,8 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
         return
     kind: Any = DefaultOptimWrapperConstructor
     if cfg.get("constructor") is not None:
-        kind, _ = check_cfg(
-            {"type": cfg["constructor"]},
-            OPTIM_WRAPPER_CONSTRUCTORS,
-            where=f"{where}.constructor",
-            is_partial=True,
-        )
+        given, place = {"type": cfg["constructor"]}, f"{where}.constructor"
+        kind, _ = check_cfg(given, OPTIM_WRAPPER_CONSTRUCTORS, where=place, is_partial=True)
         if isclass(kind) and issubclass(kind, MultiOptimWrapperConstructor):
             for name, part in cfg.items():
                 if name not in _OF_CONSTRUCTORS:
@@ -90,57 +80,46 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
 
 def _check_one(plain: dict[str, Any], where: str, device_type: str | None) -> None:
     """Check an optimizer and its wrapper, and build them for a tiny model."""
-    optimizer, model = plain["optimizer"], nn.Linear(2, 2, bias=False)
-    component = check_component(optimizer, OPTIMIZERS, f"{where}.optimizer", given=("params",))
-    _check_numbers(optimizer, f"{where}.optimizer")
+    place, model = f"{where}.optimizer", nn.Linear(2, 2, bias=False)
+    optimizer = check_component(plain["optimizer"], OPTIMIZERS, place, given=("params",))
+    if not optimizer.__module__.startswith("torch.optim"):  # it may look for its device, or log
+        plain["optimizer"] = SGD(model.parameters(), lr=0.1)
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
     if wrapper is AmpOptimWrapper and plain.get("device_type") is None:
         plain["device_type"] = device_type or mm_dist.available_device_type()
-    if not component.__module__.startswith("torch.optim"):  # it may look for its device, or log
-        plain["optimizer"] = SGD(model.parameters(), lr=0.1)
     _try_to_build(build_optim_wrapper, model, plain, where=where)
 
 
 def check_schedules(cfg: Any, where: str, num_epochs: Any) -> None:
     """Check the schedules: a config, a list of configs, or a dict of these by name of a wrapper."""
-    counts_epochs = isinstance(num_epochs, int) and num_epochs > 0
-    for one, place in _listed(cfg, where):
-        if isinstance(one, ParamScheduler):
-            continue
-        need_mapping(one, place, "a dict with the key 'type'")
-        _check_numbers(one, place)
-        # An argument may be a list with a value for each parameter group.
-        lengths = [len(value) for value in one.values() if isinstance(value, (list, tuple))]
-        optimizer = SGD([{"params": [nn.Parameter()]} for _ in range(max([1, *lengths]))], lr=0.1)
-        for group in optimizer.param_groups:
-            group.setdefault(str(one.get("param_name")), 0.1)
-        _try_to_build(
-            ParamScheduler,
-            optimizer,
-            one,
-            num_epochs=num_epochs if counts_epochs else _ENDLESS,
-            num_iters=_ENDLESS,
-            where=place,
-        )
+    if isinstance(cfg, (list, tuple)):
+        for index, one in enumerate(cfg):
+            _check_schedule(one, f"{where}[{index}]", num_epochs)
+        return
+    values = cfg.values() if isinstance(cfg, Mapping) and "type" not in cfg else ()
+    if any(isinstance(one, (Mapping, list, tuple)) for one in values):
+        for name, one in cfg.items():
+            check_schedules(one, f"{where}.{name}", num_epochs)
+    elif cfg is not None:
+        _check_schedule(cfg, where, num_epochs)
 
 
-def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
-    """Refuse what torch takes and no training survives."""
-    for key, value in cfg.items():
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            is_float = isinstance(one, float)
-            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
-                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-    momentum = cfg.get("momentum")
-    if isinstance(momentum, (int, float)) and momentum >= 1:
-        raise ConfigError(
-            f"{where}.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, old "
-            "gradients never fade."
-        )
+def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
+    if isinstance(cfg, ParamScheduler):
+        return
+    need_mapping(cfg, where, "a dict with the key 'type'")
+    # An argument may be a list with a value for each parameter group.
+    lengths = [len(value) for value in cfg.values() if isinstance(value, (list, tuple))]
+    optimizer = SGD([{"params": [nn.Parameter()]} for _ in range(max([1, *lengths]))], lr=0.1)
+    for group in optimizer.param_groups:
+        group.setdefault(str(cfg.get("param_name")), 0.1)
+    is_number = isinstance(num_epochs, int) and num_epochs > 0
+    length = {"num_epochs": num_epochs if is_number else _ENDLESS, "num_iters": _ENDLESS}
+    _try_to_build(ParamScheduler, optimizer, cfg, **length, where=where)
 
 
 def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Build what is small; errors that only the real device or model could avoid are none."""
+    """Build something that may lack its device here; raise for values that it cannot take."""
     with warnings.catch_warnings(), suppress(RuntimeError, NotImplementedError):
         warnings.simplefilter("ignore")  # they come when it is built for the run
         try:
@@ -149,18 +128,3 @@ def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             if type(error).__module__ != "builtins":  # of one of our packages, and clear
                 raise
             raise ConfigError(f"{kwargs['where']}: {type(error).__name__}: {error}.") from error
-
-
-def _listed(cfg: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """Yield each schedule with its path."""
-    is_nested = isinstance(cfg, Mapping) and any(
-        isinstance(value, (Mapping, list, tuple)) for value in cfg.values()
-    )
-    if is_nested and "type" not in cfg:
-        for key, own in cfg.items():
-            yield from _listed(own, f"{where}.{key}")
-    elif isinstance(cfg, (list, tuple)):
-        for index, one in enumerate(cfg):
-            yield one, f"{where}[{index}]"
-    elif cfg is not None:
-        yield cfg, where

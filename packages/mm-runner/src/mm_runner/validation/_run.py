@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import mm_dist
 from mm_runner.data import check_dataset
-from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.errors import ConfigError
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric
 from mm_runner.model import checkpointing_patterns
 from mm_runner.registry import (
@@ -31,7 +31,6 @@ from mm_runner.registry import (
     check_section,
     check_type,
     need_mapping,
-    short_repr,
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
@@ -61,6 +60,7 @@ _PROCESSES = {
     "opencv_num_threads": int,
 }
 _RANDOMNESS = {"seed": int, "diff_rank_seed": bool, "deterministic": bool}
+_LOG_LEVEL = int | Literal["DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"]
 # Keys of a dataloader besides the arguments of torch's DataLoader, and those checked apart.
 _CHECKED_APART = (
     *("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"),
@@ -165,7 +165,7 @@ def _check_dataloader(cfg: Any, where: str) -> None:
     if cfg.get("batch_sampler") is None:
         needed["batch_size"] = "the number of samples per process and step"
     for key, text in needed.items():
-        if key not in cfg or (key == "batch_size" and cfg[key] is None):
+        if cfg.get(key) is None:
             given = ", ".join(map(repr, cfg)) or "none"
             raise ConfigError(f"{where}.{key}: this key is missing; given: {given}. It is {text}.")
     for key in ("batch_size", "num_batch_per_epoch"):
@@ -181,13 +181,11 @@ def _check_sampling(cfg: Mapping[str, Any], where: str) -> None:
     samplers = {"sampler": ("dataset", "seed"), "batch_sampler": ("sampler", "batch_size")}
     for name, arguments in samplers.items():
         sampler, place = cfg.get(name), f"{where}.{name}"
-        if isinstance(sampler, Mapping):
+        # A sampler may be a list of indices, but no list of configs.
+        first = sampler[0] if isinstance(sampler, (list, tuple)) and sampler else sampler
+        if isinstance(first, Mapping) or isinstance(sampler, (bool, int, float, str)):
+            need_mapping(sampler, place, "a sampler or a dict with 'type'")
             check_component(sampler, DATA_SAMPLERS, place, given=arguments)
-        elif isinstance(sampler, (bool, int, float, str)) or (
-            isinstance(sampler, (list, tuple)) and any(isinstance(one, Mapping) for one in sampler)
-        ):
-            wanted = "a sampler or a dict with 'type' is needed"
-            raise ConfigError(f"{place}: {wanted}, got {short_repr(sampler)}.")
     for name in ("collate_fn", "worker_init_fn"):
         function, place = cfg.get(name), f"{where}.{name}"
         function = {"type": function} if isinstance(function, str) else function
@@ -196,10 +194,7 @@ def _check_sampling(cfg: Mapping[str, Any], where: str) -> None:
             check_cfg(function, FUNCTIONS, where=place, is_partial=True)
         elif function is not None and not callable(function):
             names = ", ".join(FUNCTIONS.names())
-            raise ConfigError(
-                f"{place}: a name ({names}), a dict with 'type' or a function is needed, got "
-                f"{function!r}."
-            )
+            need_mapping(function, place, f"a name ({names}), a dict with 'type' or a function")
 
 
 def _check_evaluator(value: Any, where: str) -> None:
@@ -236,14 +231,6 @@ def _check_positive(
         raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
 
 
-def _check_log_level(level: Any, where: str) -> None:
-    names = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    number = logging.getLevelName(level) if isinstance(level, str) else level
-    if not isinstance(number, int) or isinstance(number, bool):
-        hint = did_you_mean(str(level), names)
-        raise ConfigError(f"{where}: {level!r} was given; there are {', '.join(names)}.{hint}")
-
-
 def check_environment(env: Any, where: str) -> None:
     """Check ``env_cfg``; ``None`` is an empty one.
 
@@ -257,28 +244,28 @@ def check_environment(env: Any, where: str) -> None:
     if env.get("mp_cfg") is not None:
         check_section(env["mp_cfg"], f"{where}.mp_cfg", _PROCESSES)
     if env.get("dist_cfg") is not None:
+        place = f"{where}.dist_cfg"
         # A process group that exists already may have a backend and device that we do not know.
-        given = ("backend", "device_type") if mm_dist.is_distributed() else ()
-        _check_by(mm_dist.check_dist_arguments, env["dist_cfg"], f"{where}.dist_cfg", given)
+        known = ("backend", "device_type") if mm_dist.is_distributed() else ()
+        given = need_mapping(env["dist_cfg"], place)
+        given = {name: value for name, value in given.items() if name not in known}
+        check = partial(mm_dist.check_dist_arguments, "auto")
+        _check_by(check, given, place, "init_dist")
     if env.get("npu_cfg") is not None:
         import mm_npu  # noqa: PLC0415 - few have an NPU
 
-        _check_by(mm_npu.read_npu_switches, env["npu_cfg"], f"{where}.npu_cfg")
+        _check_by(mm_npu.read_npu_switches, env["npu_cfg"], f"{where}.npu_cfg", "set_npu_switches")
 
 
-def _check_by(
-    check: Callable[..., Any], arguments: Any, where: str, unchecked: tuple[str, ...] = ()
-) -> None:
-    """Let the package that reads a dict check its values, and prefix its error with the path."""
-    names = [name for name in inspect.signature(check).parameters if name != "launcher"]
-    check_section(arguments, where, dict.fromkeys(names, Any))
-    check_arguments(check, arguments, where, is_partial=True)
+def _check_by(check: Callable[..., Any], given: Any, where: str, name: str) -> None:
+    """Let the package whose function ``name`` takes ``given`` check it."""
+    check_arguments(check, need_mapping(given, where), where, name=name, is_partial=True)
     try:
-        check(**{name: value for name, value in arguments.items() if name not in unchecked})
+        check(**given)
     except (mm_dist.MMDistError, ValueError) as error:
-        # It begins with the argument's name.
-        name = next((f".{one}" for one in arguments if re.match(rf"{one}\b", str(error))), "")
-        raise ConfigError(f"{where}{name}: {error}") from error
+        key = re.match(r"\w*", str(error))
+        is_of_key = key is not None and key[0] in given
+        raise ConfigError(f"{where}{f'.{key[0]}' if is_of_key else ''}: {error}") from error
 
 
 def _check_launcher(name: Any, where: str) -> None:
@@ -313,7 +300,7 @@ _SECTIONS: dict[str, Callable[[Any, str], Any]] = {
     "launcher": _check_launcher,
     "randomness": check_randomness,
     "env_cfg": check_environment,
-    "log_level": _check_log_level,
+    "log_level": lambda value, where: check_section({where: value}, "", {where: _LOG_LEVEL}),
     "log_processor": lambda value, _: build_log_processor(value),
     "visualizer": lambda value, _: writer_configs(value, None),
 }
