@@ -217,6 +217,20 @@ def test_modules_beside_the_config_and_in_the_current_folder_are_found(config, t
         del sys.modules[name]
 
 
+def test_modules_that_options_name_are_imported(config, write, capsys):
+    write(
+        "more_models.py",
+        "import toy\nfrom mm_runner.registry import MODELS\n"
+        "MODELS.register_module(name='More', module=toy.Classifier)\n",
+    )
+    options = ["--cfg-options", "model.type=More", "custom_imports.imports=[more_models]"]
+    assert main(["check", config, *options]) == 0
+    del sys.modules["more_models"]
+    options[-1] = "custom_imports.imports=[absent_one]"
+    assert main(["check", config, *options]) == 1
+    assert "custom_imports.imports[0]: the module 'absent_one' cannot" in capsys.readouterr().err
+
+
 def test_a_wrong_configuration_is_told_once_by_all_ranks_of_torchrun(config, run_command):
     slip = "optim_wrapper.optimizer.lrr=1"
     done = run_command("train", config, "--cfg-options", slip, ranks=2)

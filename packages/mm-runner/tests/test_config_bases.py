@@ -177,7 +177,7 @@ def test_nothing_is_shared_between_keys_or_with_the_next_reading(write):
         ("x = _base_.widht", r"child\.py:2: .*no key 'widht'; .*Did you mean 'width'\?"),
         (
             "_base_.model = 5\nmodel = dict(w=1)",
-            r"child\.py:3: model: a dict stands over the inherited 5; add _de",
+            r"child\.py:3: model: a dict stands over the inherited 5\. Add _de",
         ),
         ("_base_.a = '{{ _base_.b }}'", r"child\.py:2: a: .*no 'b' there"),
         ("_base_.model.again = _base_.model", r"child\.py: a dict or a list is put into itself"),
@@ -275,17 +275,3 @@ def test_objects_that_cannot_be_copied_are_inherited_as_they_are(write):
     assert (list(cfg.numbers), cfg.weight.requires_grad) == ([0, 1, 2], True)
     assert cfg.to_dict()["loader"]["dataset"] is cfg.loader.dataset
     assert Config.fromfile(child).loader.dataset.lock is not cfg.loader.dataset.lock
-
-
-def test_modules_that_options_name_are_imported(write):
-    write("registering_more.py", "REGISTERED = True")
-    path = write("a.yaml", "a: 1")
-    cfg = Config.fromfile(path)
-    cfg.merge_from_dict({"custom_imports.imports": ["registering_more"], "a": 2})
-    assert sys.modules.pop("registering_more").REGISTERED
-    assert cfg.custom_imports == {"imports": ["registering_more"]}
-    with pytest.raises(ConfigError, match=r"custom_imports\.imports\[0\]: .*'absent_one' cannot"):
-        cfg.merge_from_dict({"custom_imports": {"imports": ["absent_one"]}})
-    silent = Config.fromfile(path, import_custom_modules=False)
-    silent.merge_from_dict({"custom_imports.imports": ["absent_one"]})
-    Config({}).merge_from_dict({"custom_imports.imports": ["absent_one"]})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_runner.config import Config, DictAction
+from mm_runner.config import Config, DictAction, import_modules
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 __all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
@@ -88,7 +88,7 @@ def load_config(options: Namespace) -> Config:
             sys.path.insert(0, folder)
     from mm_runner.runner._checks import HOMES, refuse_misplaced  # noqa: PLC0415 - imports torch
 
-    options.loaded = cfg = Config.fromfile(file)
+    options.loaded = cfg = Config.fromfile(file, import_custom_modules=False)
     for path in options.cfg_options or {}:
         name, _, rest = path.partition(".")
         if name in HOMES:  # what a file makes of a variable of this name is made already
@@ -96,6 +96,7 @@ def load_config(options: Namespace) -> Config:
             raise ConfigError(f"--cfg-options {path}: it sets nothing there. Give {home}=... .")
     if options.cfg_options:
         cfg.merge_from_dict(options.cfg_options)
+    import_modules(cfg.get("custom_imports"))
     _apply(cfg, {name: one for name, one in vars(options).items() if one not in (None, False)})
     refuse_misplaced(cfg, cfg)
     return cfg

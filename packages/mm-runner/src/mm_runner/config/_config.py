@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from mm_runner.errors import ConfigError
 
-from ._config_dict import DELETE, ConfigDict, copy_containers, with_option
+from ._config_dict import DELETE, ConfigDict, copy_containers, merge_into
 from ._custom_imports import import_modules, importable_folder
 from ._loading import SUFFIXES, Sources, load
 from ._places import describe_location, reads_name, written_in
@@ -38,14 +38,13 @@ class Config(ConfigDict):
 
     _files: list[Path]
     _text: str
-    _folder: Path | None
 
     def __init__(
         self, cfg_dict: Mapping[str, Any] | None = None, filename: str | Path | None = None
     ) -> None:
         # Past __setattr__, which would make keys of them.
         files = [] if filename is None else [Path(filename)]
-        self.__dict__.update(_files=files, _text="", _folder=None)
+        self.__dict__.update(_files=files, _text="")
         if cfg_dict is not None and not isinstance(cfg_dict, Mapping):
             raise ConfigError(f"cfg: a dict is needed, got {cfg_dict!r}.")
         super().__init__(cfg_dict or {})
@@ -102,19 +101,14 @@ class Config(ConfigDict):
     def _from_sources(cls, sources: Sources, file: Path | None, imports: bool) -> Self:  # noqa: FBT001
         cfg = cls(sources.content)
         files = [file, *sources.files[1:]] if file else []
-        folder = (file.parent if file else Path.cwd()) if imports else None
-        cfg.__dict__.update(_files=files, _text=sources.text, _folder=folder)
-        cfg._import_modules()
-        return cfg
-
-    def _import_modules(self) -> None:
-        if self._folder is None:
-            return
-        with importable_folder(self._folder):
+        cfg.__dict__.update(_files=files, _text=sources.text)
+        if imports and "custom_imports" in cfg:
             try:
-                import_modules(self.get("custom_imports"))
+                with importable_folder(file.parent if file else Path.cwd()):
+                    import_modules(cfg["custom_imports"])
             except ConfigError as error:
-                raise self.located(error) from error
+                raise cfg.located(error) from error
+        return cfg
 
     @property
     def filename(self) -> str | None:
@@ -140,27 +134,22 @@ class Config(ConfigDict):
     def merge_from_dict(self, options: Mapping[str, Any]) -> None:
         """Change single values.
 
-        Modules that ``custom_imports`` names by this are imported, if those of the file were.
-
         Args:
             options: Values by path, as ``{"optim_wrapper.optimizer.lr": 0.1}``; the items of a list
                 are numbered.
 
         Raises:
-            ConfigError: If a path leads through something that has no keys, or past the end of a
-                list, or a module cannot be imported.
+            ConfigError: If a path leads through a plain value, or past the end of a list.
         """
-        ending, merged = f".{DELETE}", copy_containers(self)
-        for path in options:  # first, wherever they stand among what is put in instead
-            if path.endswith(ending) and options[path]:
-                merged = with_option(merged, path.split(".")[:-1], {DELETE: True})
-        for path, value in options.items():
-            if not path.endswith(ending):
-                merged = with_option(merged, path.split("."), value)
+        merged = copy_containers(self)
+        # What empties a dict comes before what is put in instead.
+        for path in sorted(options, key=lambda path: not path.endswith(f".{DELETE}")):
+            change = options[path]
+            for key in reversed(path.split(".")):
+                change = {key: change}
+            merge_into(merged, change, is_strict=True)
         self.clear()
         self.update(merged)
-        if any(path.split(".")[0] == "custom_imports" for path in options):
-            self._import_modules()
 
     def dump(self, file: str | Path | None = None) -> str:
         """Return the configuration as text, and write it to ``file`` if that is given.

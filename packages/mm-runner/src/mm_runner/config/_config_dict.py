@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["DELETE", "ConfigDict", "copy_containers", "merge_into", "with_option", "without_delete"]
+__all__ = ["DELETE", "ConfigDict", "copy_containers", "merge_into"]
 
 DELETE = "_delete_"
 
@@ -118,21 +118,31 @@ def _convert(value: Any) -> Any:
 
 
 def merge_into(
-    target: dict[str, Any], other: Mapping[str, Any], where: str = "", *, is_file: bool = False
+    target: dict[str, Any], other: Mapping[str, Any], where: str = "", *, is_strict: bool = False
 ) -> None:
-    """Merge ``other`` into ``target`` key by key; a file's dict may replace dicts only."""
+    """Merge ``other`` into ``target`` key by key; a dict with ``_delete_=True`` replaces another.
+
+    Where ``is_strict``, a dict may change the items of a list by their numbers, but not replace a
+    list or a plain value.
+    """
     for key, value in other.items():
         there, path = target.get(key), f"{where}.{key}" if where else str(key)
         is_merged = isinstance(value, Mapping) and not value.get(DELETE) and there is not None
         if is_merged and isinstance(there, dict):
-            merge_into(there, value, path, is_file=is_file)
-        elif is_merged and is_file:
-            raise ConfigError(
-                f"{path}: a dict stands over the inherited {there!r}; add {DELETE}=True to it to "
-                "replace that."
-            )
+            merge_into(there, value, path, is_strict=is_strict)
+        elif is_merged and is_strict:
+            listed = there if isinstance(there, (list, tuple)) else ()
+            items = {str(index): one for index, one in enumerate(listed)}
+            if not items or not value.keys() <= items.keys():
+                keys = f"; keys may be 0 to {len(items) - 1}" if items else ""
+                raise ConfigError(
+                    f"{path}: a dict stands over the inherited {there!r}{keys}. Add {DELETE}=True "
+                    "to it to replace that."
+                )
+            merge_into(items, value, path, is_strict=True)
+            target[key] = type(there)(items.values())
         else:
-            target[key] = without_delete(value)
+            target[key] = copy_containers(value, {DELETE})
     target.pop(DELETE, None)
 
 
@@ -148,35 +158,3 @@ def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy_containers(item, without) for item in value)
     return copy(value) if isinstance(value, (list, set)) else value
-
-
-def without_delete(value: Any) -> Any:
-    """Return a copy of ``value`` without the key ``_delete_``, at every depth."""
-    return copy_containers(value, {DELETE})
-
-
-def with_option(holder: Any, keys: list[str], value: Any, where: str = "") -> Any:
-    """Return ``holder`` with the value at a path replaced; a dict is merged into a dict."""
-    if not keys:
-        is_dict = isinstance(value, Mapping) and bool(value) and not value.get(DELETE)
-        has_items = isinstance(holder, (list, tuple)) and is_dict
-        has_items = has_items and all(str(key).isdecimal() for key in value)
-        if not (is_dict and isinstance(holder, Mapping)) and not has_items:
-            return without_delete(value)
-        for key, item in value.items():
-            holder = holder if key == DELETE else with_option(holder, [key], item, where)
-        return holder
-    key, *rest = keys
-    path = f"{where}.{key}" if where else key
-    if isinstance(holder, (list, tuple)):
-        if not key.lstrip("-").isdecimal():
-            raise ConfigError(f"{path}: a number is needed here, it is a list of {len(holder)}.")
-        if not -len(holder) <= int(key) < len(holder):
-            raise ConfigError(f"{path}: the list has {len(holder)} items, counted from 0.")
-        items = list(holder)
-        items[int(key)] = with_option(items[int(key)], rest, value, path)
-        return type(holder)(items)
-    if holder is not None and not isinstance(holder, Mapping):
-        raise ConfigError(f"{path}: {where} is {holder!r}, which has no keys to change.")
-    holder = holder or {}
-    return {**holder, key: with_option(holder.get(key), rest, value, path)}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError, did_you_mean
 
-from ._config_dict import copy_containers, merge_into, without_delete
+from ._config_dict import DELETE, copy_containers, merge_into
 from ._places import describe_location
 from ._python import BASE, read_python
 from ._substitution import substitute, write_values
@@ -64,14 +64,14 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
         try:
             # Copied: keys share no list, and modules keep their values.
             content: dict[str, Any] = copy_containers(substitute(base, file, base))
-            merge_into(content, substitute(own, file, base), is_file=True)
+            merge_into(content, substitute(own, file, base), is_strict=True)
         except ConfigError as error:
             raise ConfigError(
                 f"{describe_location([file], str(error)) or file}: {error}"
             ) from error
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
-    return Sources(without_delete(content), files, text, helpers)
+    return Sources(copy_containers(content, {DELETE}), files, text, helpers)
 
 
 def _parents(file: Path, base: Any) -> list[Path]:

@@ -45,11 +45,6 @@ class _Lines:
             else:
                 self.items[key] = lines
 
-    def change(self, file: Path, line: int) -> None:
-        """Set the line of a statement that changes the value; it may shift the items of a list."""
-        self.file, self.line = file, line
-        self.items = {key: one for key, one in self.items.items() if not isinstance(key, int)}
-
 
 def describe_location(files: Sequence[Path], message: str) -> str:
     """Return ``"file:line"`` of the key whose path ``message`` begins with."""
@@ -167,13 +162,11 @@ class _Script:
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
             self._assign(statement.target, statement.value)
         elif isinstance(statement, ast.AugAssign):
-            is_union = isinstance(statement.op, ast.BitOr)
-            self._change(statement.target, statement.value if is_union else None, statement)
+            self._change(statement.target, "", statement)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             method = statement.value.func
             if isinstance(method, ast.Attribute):
-                is_union = method.attr in ("update", "merge")
-                self._change(method.value, statement.value if is_union else None, statement)
+                self._change(method.value, method.attr, statement)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -186,12 +179,16 @@ class _Script:
             if holder is not None:
                 holder.items[key] = self._value(value)
 
-    def _change(self, target: ast.expr, merged: ast.expr | None, statement: ast.stmt) -> None:
+    def _change(self, target: ast.expr, method: str, statement: Any) -> None:
         lines = self._look_up(target)
-        if lines is not None and merged is not None:
-            lines.merge(self._value(merged))
-        elif lines is not None:
-            lines.change(self._file, statement.lineno)
+        if lines is None:
+            return
+        if method in ("update", "merge"):
+            lines.merge(self._value(statement.value))
+            return
+        lines.file, lines.line = self._file, statement.lineno
+        # The items of a list may have shifted.
+        lines.items = {key: one for key, one in lines.items.items() if not isinstance(key, int)}
 
     def _value(self, node: ast.expr) -> _Lines:
         """Return the lines of an expression; those of a name are shared, as its value is."""
