@@ -96,7 +96,8 @@ def load_config(options: Namespace) -> Config:
             raise ConfigError(f"--cfg-options {path}: it sets nothing there. Give {home}=... .")
     if options.cfg_options:
         cfg.merge_from_dict(options.cfg_options)
-    import_modules(cfg.get("custom_imports"))
+    if "custom_imports" in cfg:
+        import_modules(cfg["custom_imports"])
     _apply(cfg, {name: one for name, one in vars(options).items() if one not in (None, False)})
     refuse_misplaced(cfg, cfg)
     return cfg

@@ -140,7 +140,8 @@ def merge_into(
                     "to it to replace that."
                 )
             merge_into(items, value, path, is_strict=True)
-            target[key] = type(there)(items.values())
+            kind: Any = type(there)
+            target[key] = kind(items.values())
         else:
             target[key] = copy_containers(value, {DELETE})
     target.pop(DELETE, None)

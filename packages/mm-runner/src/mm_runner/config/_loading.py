@@ -40,13 +40,16 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
     def inherit(base: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         inherited: dict[str, Any] = {}
         helpers: dict[str, Any] = {}
-        for parent in _parents(file, base):
-            found = load(parent, (*chain, file))
+        listed = [] if base is None else [base] if isinstance(base, str) else base
+        if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
+            raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
+        for parent in listed:
+            found = load((file.parent / parent).resolve(), (*chain, file))
             files.extend(found.files)
             twice = inherited.keys() & found.content.keys()
             if twice:
                 raise ConfigError(
-                    f"{file}: {BASE}: {parent.name} sets {', '.join(sorted(twice))}, which a file "
+                    f"{file}: {BASE}: {parent} sets {', '.join(sorted(twice))}, which a file "
                     "before it sets too; which of them counts is not clear. Let one inherit the "
                     "other."
                 )
@@ -55,16 +58,19 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
         return inherited, helpers
 
     try:
-        written = write_values(text, file)
+        has_braces = "{{" in text
+        written = write_values(text, file) if has_braces else text
         if file.suffix == ".py":
             base, own, helpers = read_python(file, written, inherit)
         else:
             own = _parse(file, written)
             base, helpers = inherit(own.pop(BASE, None))[0], {}
         try:
+            if has_braces:
+                base, own = substitute(base, file, base), substitute(own, file, base)
             # Copied: keys share no list, and modules keep their values.
-            content: dict[str, Any] = copy_containers(substitute(base, file, base))
-            merge_into(content, substitute(own, file, base), is_strict=True)
+            content: dict[str, Any] = copy_containers(base)
+            merge_into(content, own, is_strict=True)
         except ConfigError as error:
             raise ConfigError(
                 f"{describe_location([file], str(error)) or file}: {error}"
@@ -72,13 +78,6 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
     return Sources(copy_containers(content, {DELETE}), files, text, helpers)
-
-
-def _parents(file: Path, base: Any) -> list[Path]:
-    listed = [] if base is None else [base] if isinstance(base, str) else base
-    if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
-        raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
-    return [(file.parent / one).resolve() for one in listed]
 
 
 def _text_of(file: Path, chain: Sequence[Path]) -> str:
@@ -105,7 +104,9 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
         if file.suffix == ".json":
             own = json.loads(text, object_pairs_hook=_distinct)
         else:
-            own = _parse_yaml(file, text)
+            from ._yaml import parse_yaml  # noqa: PLC0415 - importing mm_runner stays cheap
+
+            own = parse_yaml(file, text)
         check_nesting(own, len(text))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file}:{error.lineno}: this is not JSON: {error.msg}") from error
@@ -128,17 +129,3 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {key!r} stands twice in one object.")
     return found
-
-
-def _parse_yaml(file: Path, text: str) -> Any:
-    import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
-
-    from ._yaml_loader import ConfigLoader  # noqa: PLC0415
-
-    try:
-        return yaml.load(text, ConfigLoader)  # noqa: S506 - derived from the safe one
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = str(file) if mark is None else f"{file}:{mark.line + 1}"
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{place}: this is not YAML: {problem}") from error

@@ -232,5 +232,6 @@ class _Script:
             key = ast.literal_eval(node.slice)
         except ValueError:
             return None, None
-        from_end = isinstance(key, int) and key < 0 and holder is not None
-        return holder, key + len(holder.items) if from_end else key
+        if holder is not None and isinstance(key, int) and key < 0:
+            key += len(holder.items)
+        return holder, key

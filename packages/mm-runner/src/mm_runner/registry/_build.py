@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
@@ -280,7 +279,6 @@ def _simple_kinds(annotation: Any) -> list[Any]:
 def _is_a(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return any(value == one and type(value) is type(one) for one in get_args(kind))
-    if kind in (int, float):  # numbers of NumPy too
-        number = Integral if kind is int else Real
-        return isinstance(value, number) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    if isinstance(value, bool):  # an integer to Python
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -51,7 +51,6 @@ class Registry:
         self.entry_point_group = entry_point_group
         self._torch = torch_components
         self._registered: dict[str, Callable[..., Any]] = {}
-        self._clashes_warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}: {', '.join(self.names()) or 'nothing'})"
@@ -69,8 +68,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """List all names; imports nothing but torch."""
-        advertised = (entry.name for entry in self._advertised())
-        return sorted({*self._registered, *self._torch(), *advertised})
+        advertised = _entry_points(self.entry_point_group, tuple(sys.path))
+        return sorted({*self._registered, *self._torch(), *(one.name for one in advertised)})
 
     def register_module(
         self,
@@ -126,11 +125,11 @@ class Registry:
         """
         if name in self._registered:
             return self._registered[name]
-        advertised = {one.value: one for one in self._advertised() if one.name == name}
+        found = _entry_points(self.entry_point_group, tuple(sys.path))
+        advertised = {one.value: one for one in found if one.name == name}
         torchs: Callable[..., Any] | None = self._torch().get(name)
         if torchs is not None:
-            if advertised and name not in self._clashes_warned:
-                self._clashes_warned.add(name)
+            if advertised:
                 warnings.warn(
                     f"{self.name} {name!r} is torch's own and also provided by an installed "
                     "plugin; torch's is used. Give the plugin's import path 'package.module:Name' "
@@ -165,10 +164,6 @@ class Registry:
         """
         return build_from_cfg(cfg, self, default_args)
 
-    def _advertised(self) -> EntryPoints | tuple[()]:
-        group = self.entry_point_group
-        return _entry_points(group, tuple(sys.path)) if group else ()
-
     def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
         remedy = "Write it as 'package.module:Name' of something that can be imported."
@@ -193,7 +188,7 @@ class Registry:
 
 
 @lru_cache(maxsize=64)
-def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
+def _entry_points(group: str | None, path: tuple[str, ...]) -> EntryPoints | tuple[()]:
     """Read every distribution on ``path``, which takes long where many are installed."""
     del path  # sys.path, which entry_points() reads
-    return entry_points(group=group)
+    return entry_points(group=group) if group else ()

@@ -263,9 +263,9 @@ def _check_by(check: Callable[..., Any], given: Any, where: str, name: str) -> N
     try:
         check(**given)
     except (mm_dist.MMDistError, ValueError) as error:
-        key = re.match(r"\w*", str(error))
-        is_of_key = key is not None and key[0] in given
-        raise ConfigError(f"{where}{f'.{key[0]}' if is_of_key else ''}: {error}") from error
+        key = re.split(r"\W", str(error), maxsplit=1)[0]
+        place = f"{where}.{key}" if key in given else where
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _check_launcher(name: Any, where: str) -> None:
