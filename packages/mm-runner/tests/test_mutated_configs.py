@@ -1,4 +1,4 @@
-"""A thousand configurations, each with one fault: each ends in one message that names its path."""
+"""A hundred configurations with one fault: each ends in one message that names its path."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from strict_task import strict_config
 
 from mm_runner.cli import main
 
-_NUM = 200
+_NUM = 100
 # Where a list of one is as good as the one.
 _MAY_BE_LISTS = {
     *(f"{phase}_dataloader.dataset" for phase in ("train", "val", "test")),

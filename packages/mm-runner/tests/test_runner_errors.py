@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from toy import NO_VALIDATION, Blobs, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
 import mm_compile
@@ -63,11 +63,8 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
             r"^activation_checkpointing: '\[backbone\]' names no module of Classifier",
         ),
         ({"cfg": 3}, r"cfg: a dict is needed, got 3"),
-        ({"randomness": {"seed": "1"}}, r"randomness\.seed: an integer is needed.*got .1."),
-        ({"randomness": {"seed": 2**63}}, r"randomness\.seed: an integer from 0 to 2\*\*63 - 1"),
         ({"load_from": "https://a.b/c.pth"}, r"load_from: 'https://a\.b/c\.pth' .* Download it"),
         ({"randomness": 3}, r"randomness: a dict is needed, got 3"),
-        ({"log_processor": {"window": 3}}, r"log_processor\.window: unknown arg.*'window_size'"),
         (
             {"auto_scale_lr": {"batch_size": 3}},
             r"auto_scale_lr\.batch_size: unknown key.*'base_batch_size'",
@@ -97,10 +94,6 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
         (
             {"train_dataloader": {"batch_size": 3}},
             r"train_dataloader\.dataset: this key is missing; given: 'batch_size'",
-        ),
-        (
-            {"train_dataloader": loader_cfg(num_worker=2)},
-            r"train_dataloader\.num_worker: unknown argument of DataLoader.*'num_workers'",
         ),
         (
             {"val_dataloader": {"batch_size": 3}},

@@ -42,7 +42,7 @@ def wrapper(**arguments):
     return {"model_wrapper_cfg": {"type": "MMDistributedDataParallel", **arguments}}
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 BACKENDS = [{"type": "LocalVisBackend"}]
 
 
@@ -50,41 +50,26 @@ BACKENDS = [{"type": "LocalVisBackend"}]
     ("overrides", "message"),
     [
         ({"log_processor": {"type": "LogProcesor"}}, r"^log_processor\.type: No log processor named 'LogProcesor'.*Did you mean 'LogProcessor'"),
-        ({"log_processor": {"type": 1.5}}, r"^log_processor\.type: a name, a class or a function is needed, got 1\.5"),
         ({"log_processor": {"type": {"type": "LogProcessor"}}}, r"^log_processor\.type: a name, a class or a function is needed, got \{'type'"),
         ({"log_processor": {"type": Blobs}}, r"^log_processor: .*Blobs.* derived from mm_runner\.reporting\.LogProcessor"),
-        ({"log_processor": {"type": "toy:Blobs"}}, r"^log_processor: .*'toy:Blobs'\} was given"),
         ({"log_processor": {"type": Shouting, "windw_size": 3}}, r"^log_processor: Shouting refused its arguments: .*'windw_size'"),
-        ({"log_processor": []}, r"^log_processor: \[\] was given; give a dict"),
         ({"runner_type": "FlexibleRunner"}, r"^cfg\.runner_type: 'FlexibleRunner' was given; .*MMFullyShardedDataParallel"),
-        ({"runner_type": "Runer"}, r"^cfg\.runner_type: .*no Runner but mm_runner.Runner"),
         ({"strategy": {"type": "DeepSpeedStrategy"}}, r"^cfg\.strategy: .*DeepSpeedStrategy.*MMFullyShardedDataParallel.* Remove the key"),
         (custom_keys({"layers": {"weight_dcay": 0.0}}), r"custom_keys\.layers\.weight_dcay: unknown key; known are lr_mult, decay_mult, lr, .*'weight_decay'"),
-        (custom_keys({"layers": {"value": {"lr_mult": 0.1}}}), r"custom_keys\.layers\.value: unknown key; known are"),
         (custom_keys({"value": {"layers": {"lr_mult": 0.1}}}), r"custom_keys\.value\.layers: unknown key; known are"),
-        (custom_keys(""), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got ''"),
         (custom_keys([]), r"^optim_wrapper\.paramwise_cfg\.custom_keys: a dict of dicts .*got \[\]"),
         (wrapper(foo=1), r"^model_wrapper_cfg\.foo: unknown key; known are type, detect_anomalous_params, .*bucket_cap_mb"),
-        (wrapper(type="MMSeparateDistributedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown key"),
         (wrapper(type="MMFullyShardedDataParallel", foo=1), r"^model_wrapper_cfg\.foo: unknown argument of MMFullyShardedDataParallel"),
-        (wrapper(bucket_cap_mb_lst=[1], find_unused_parameters=1.5), r"^model_wrapper_cfg\.bucket_cap_mb_lst: unknown key.*'bucket_cap_mb"),
         (wrapper(comm_hok="fp16"), r"^model_wrapper_cfg\.comm_hok: .*'comm_hook'"),
-        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": ""}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: an integer is needed, got ''"),
-        ({"env_cfg": {"mp_cfg": {"opencv_num_threads": {}}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got \{\}"),
         ({"env_cfg": {"mp_cfg": {"opencv_num_threads": True}}}, r"^env_cfg\.mp_cfg\.opencv_num_threads: .*got True"),
-        ({"env_cfg": {"mp_cfg": ""}}, r"^env_cfg\.mp_cfg: a dict is needed"),
-        ({"train_cfg": {"by_epoch": True}}, r"^train_cfg\.max_epochs: EpochBasedTrainLoop needs this argument"),
         ({"train_cfg": {"by_epoch": False, "val_interval": 3}}, r"^train_cfg\.max_iters: IterBasedTrainLoop needs this argument"),
-        ({"train_cfg": {"by_epoch": True, "max_epoch": 3}}, r"^train_cfg\.max_epoch: unknown argument .*'max_epochs'"),
         (custom_keys({"layers": {"lr_mult": NAN}}), r"custom_keys\.layers\.lr_mult: a finite number"),
-        (custom_keys({"layers": {"lr": INF}}), r"custom_keys\.layers\.lr: a finite number"),
         ({"custom_hooks": [{"type": "EMAHook", "momentum": NAN}]}, r"^custom_hooks\[0\]: .*momentum: a number between 0 and 1"),
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": {}}}, r"^param_scheduler: "),
         ({"param_scheduler": {"type": "MultiStepLR", "milestones": [5, 2]}}, r"^param_scheduler: milestones=\[5, 2\] was given; ascending integers are needed"),
         ({"default_hooks": {"checkpoint": {"filename_tmpl": "../e_{}.pth"}}}, r"filename_tmpl: .* in the name of a file, got '\.\./e_\{\}\.pth'\. Give the directory as out_dir"),
         ({"param_scheduler": [{"type": "StepLR", "step_sze": 1}]}, r"^param_scheduler\[0\]\.step_sze: unknown argument"),
         ({"param_scheduler": [{"type": "StepLr", "step_size": 1}]}, r"^param_scheduler\[0\]\.type: No parameter scheduler named 'StepLr'"),
-        ({"param_scheduler": {"type": "StepLR", "step_sze": 1}}, r"^param_scheduler\.step_sze: unknown argument"),
     ],
 )  # fmt: skip
 def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
@@ -102,22 +87,17 @@ def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
     "overrides",
     [
         {"visualizer": {"type": "DetLocalVisualizer", "vis_backends": BACKENDS, "name": "v", "save_dir": "d", "image": None, "bbox_color": (1, 2, 3), "text_color": "red", "line_width": 3, "alpha": 0.8, "backend": "opencv", "fig_save_cfg": {}, "radius": 2}},
-        {"visualizer": {"type": "mmdet.DetLocalVisualizer"}},
         {"param_scheduler": {"type": "MultiStepLR", "milestones": [1, 1, 2]}},
         {"log_processor": {"type": "LogProcessor", "window_size": 20}},
         {"log_processor": {"type": LogProcessor}},
         {"log_processor": {"type": "mm_runner.reporting:LogProcessor"}},
         {"runner_type": "Runner", "strategy": None},
-        {"runner_type": "mmengine.Runner"},
         {"runner_type": Runner},
         custom_keys({"layers": {"lr_mult": 0.1, "decay_mult": 0, "momentum": 0.5, "nesterov": False, "lr": 1}}),
-        custom_keys({"layers": {}}),
         custom_keys(None),
         wrapper(find_unused_parameters=True, broadcast_buffers=True, bucket_cap_mb=5, comm_hook="fp16"),
         wrapper(type="MMSeparateDistributedDataParallel", detect_anomalous_params=True, bucket_cap_mb=5),
-        {"model_wrapper_cfg": None},
         {"env_cfg": {"mp_cfg": {"mp_start_method": "fork", "opencv_num_threads": 0}}},
-        {"env_cfg": {"mp_cfg": {"opencv_num_threads": -1}}},
         custom_keys({"layers": {"group_name": "first"}}),
         {"env_cfg": {"mp_cfg": None}},
     ],
