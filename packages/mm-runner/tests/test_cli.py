@@ -86,7 +86,10 @@ def test_train_test_and_resume_go_through_the_command(config, tmp_path, capsys):
             ["--cfg-options", "auto_scale_lr.base_batch_size=8", "--auto-scale-lr"],
             {"auto_scale_lr.enable": True, "auto_scale_lr.base_batch_size": 8},
         ),
-        (["--cfg-options", "train_dataloader.dataset.size=8", "a.b=[1,x]"], {"a.b": [1, "x"]}),
+        (
+            ["--cfg-options", "train_dataloader.dataset.size=8", "visualizer.b=[1,x]"],
+            {"visualizer.b": [1, "x"]},
+        ),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

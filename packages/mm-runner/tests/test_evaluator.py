@@ -4,7 +4,6 @@ from toy import Scripted, loader_cfg, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.evaluator import Accuracy, BaseMetric, Evaluator
-from mm_runner.runner._checks import check_run
 from mm_runner.tools import make_plan
 
 SCORES = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
@@ -195,7 +194,7 @@ def test_what_is_wrong_in_the_config_of_an_evaluator_is_named_by_its_path(
     tmp_path, evaluator, message
 ):
     cfg = runner_arguments(tmp_path, val_evaluator=evaluator)
-    for check in (lambda: check_run(cfg, Runner), lambda: make_plan(cfg)):
+    for check in (lambda: Runner.from_cfg(cfg), lambda: make_plan(cfg)):
         with pytest.raises(ConfigError, match=rf"^val_evaluator\.{message}"):
             check()
 

@@ -86,21 +86,26 @@ def load_config(options: Namespace) -> Config:
     for folder in (os.getcwd(), str(file.parent)):  # noqa: PTH109 - text, as in sys.path
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    from mm_runner.runner._checks import HOMES, refuse_misplaced  # noqa: PLC0415 - imports torch
-
     options.loaded = cfg = Config.fromfile(file, import_custom_modules=False)
-    for path in options.cfg_options or {}:
-        name, _, rest = path.partition(".")
-        if name in HOMES:  # what a file makes of a variable of this name is made already
-            home = f"{HOMES[name]}.{rest}" if rest else HOMES[name]
-            raise ConfigError(f"--cfg-options {path}: it sets nothing there. Give {home}=... .")
     if options.cfg_options:
+        _warn_unknown(options.cfg_options)
         cfg.merge_from_dict(options.cfg_options)
     if "custom_imports" in cfg:
         import_modules(cfg["custom_imports"])
     _apply(cfg, {name: one for name, one in vars(options).items() if one not in (None, False)})
-    refuse_misplaced(cfg, cfg)
     return cfg
+
+
+def _warn_unknown(changes: Mapping[str, Any]) -> None:
+    from mm_runner.runner import Runner  # noqa: PLC0415 - imports torch
+    from mm_runner.runner._checks import unknown_keys  # noqa: PLC0415
+
+    for key in unknown_keys({path.partition(".")[0] for path in changes}, Runner):
+        warnings.warn(
+            f"--cfg-options {key}: not an argument of the Runner. The file has been evaluated "
+            "already, so that a variable of this name changes nothing else.",
+            stacklevel=3,
+        )
 
 
 def located(error: Exception, options: Namespace) -> Exception:

@@ -15,7 +15,7 @@ from mm_runner.errors import ConfigError
 from ._config_dict import DELETE, ConfigDict, copy_containers, merge_into
 from ._custom_imports import import_modules, importable_folder
 from ._loading import SUFFIXES, Sources, load
-from ._places import describe_location, reads_name, written_in
+from ._places import describe_location, reads_name
 
 __all__ = ["Config"]
 
@@ -182,13 +182,6 @@ class Config(ConfigDict):
     def reads(self, key: str) -> bool:
         """Return whether a file uses a top-level key as a variable."""
         return any(reads_name(file, key) for file in self._files)
-
-    def sets_in_vain(self, key: str, path: str) -> bool:
-        """Return whether a file sets ``key`` without using it, over one that sets ``path``."""
-        order = [file.resolve() for file in self._files]
-        places = [written_in(self._files, one) for one in (key, path)]
-        first, second = (order.index(one.resolve()) if one else 0 for one in places)
-        return first < second and not any(reads_name(one, key) for one in order[: first + 1])
 
 
 def _to_primitives(value: Any, *, tuples: bool = False) -> Any:

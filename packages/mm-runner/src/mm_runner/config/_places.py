@@ -17,7 +17,7 @@ from ._config_dict import DELETE
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
-__all__ = ["describe_location", "reads_name", "written_in"]
+__all__ = ["describe_location", "reads_name"]
 
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
@@ -56,14 +56,6 @@ def describe_location(files: Sequence[Path], message: str) -> str:
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
     return f"{shown}:{lines.line}" if depth else str(shown)
-
-
-def written_in(files: Sequence[Path], path: str) -> Path | None:
-    """Return the file that sets the key ``path`` last; ``None`` where that is not known."""
-    if not files:
-        return None
-    lines, depth = _find(files[0], path)
-    return lines.file if depth == len(path.split(".")) else None
 
 
 def reads_name(file: Path, name: str) -> bool:

@@ -19,15 +19,9 @@ from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.optim import named_schedulers
 from mm_runner.registry import LOOPS, build_from_cfg
 from mm_runner.reporting import writer_configs
-from mm_runner.validation import check_train_loop, validate_run
+from mm_runner.validation import check_train_loop
 
-from ._checks import (
-    checked_cfg,
-    checked_phases,
-    refuse_misplaced,
-    unknown_keys,
-    without_variables,
-)
+from ._checks import check_run
 from ._logs import plain_config
 from ._model import use_channels_last, with_preprocessor
 from ._optimizers import check_schedules, check_wrapper_of_run
@@ -58,20 +52,13 @@ class Recipe:
     """
 
     def __init__(self, arguments: Mapping[str, Any], cfg: Any, runner: type[Runner]) -> None:
-        names = tuple(arguments)
-        self.cfg = ConfigDict(checked_cfg(cfg, names))
-        self._phases = checked_phases(arguments, unknown_keys(self.cfg, names))
+        self._phases = check_run(arguments, cfg, runner)
+        self.cfg = ConfigDict(cfg or {})
         self._schedules = arguments["param_scheduler"]
-        if self._schedules is not None and not self._phases["train"]:
-            raise ConfigError(
-                "param_scheduler was given without optim_wrapper; give both, or neither."
-            )
-        refuse_misplaced({**self.cfg, **arguments}, cfg)
-        validate_run(arguments, self.cfg, runner)
         self._auto_scale_lr = arguments["auto_scale_lr"]
         self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
         given = {name: value for name, value in arguments.items() if value is not None}
-        self.given = {**given, **without_variables(self.cfg)}
+        self.given = {**given, **self.cfg}
         self.resolved: dict[str, Any] = plain_config(self.given)
         self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
         self._trained: Any = None  # the optimizer wrapper of the last training

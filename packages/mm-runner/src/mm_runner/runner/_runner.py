@@ -13,7 +13,7 @@ from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.reporting import build_log_processor
 
 from ._attributes import loop_number, loop_part, of_loop, training_part
-from ._checks import argument_names, checked_cfg, need_keys, without_variables
+from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
@@ -150,9 +150,7 @@ class Runner:
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
         """Build a Runner from a full configuration, whose keys are the arguments."""
-        names = argument_names(Runner)
-        need_keys(checked_cfg(cfg, names), names)
-        return cls(**{key: cfg[key] for key in names if key in cfg}, cfg=cfg)
+        return cls(**run_arguments(cfg, Runner), cfg=cfg)
 
     def train(self) -> nn.Module:
         """Train, with the validations that are configured, and return the model in its wrapper.
@@ -295,4 +293,4 @@ class Runner:
 
     def dump_config(self) -> None:
         """Write the configuration, with changes of ``cfg``, to ``config.yaml``."""
-        self.logs.dump_config(plain_config(without_variables(self.cfg)))
+        self.logs.dump_config(plain_config(self.cfg))

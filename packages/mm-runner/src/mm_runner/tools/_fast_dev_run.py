@@ -14,7 +14,6 @@ from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.loops import EndOfTrainingError
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import without_variables
 
 from ._trial import trial_directory
 
@@ -44,7 +43,7 @@ def fast_dev_run(
     with trial_directory(cfg, "fast-dev-run", work_dir) as (directory, _):
         place = directory if work_dir is not None else directory / "work"
         left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
-        kept = {key: one for key, one in without_variables(cfg).items() if key not in left_out}
+        kept = {key: one for key, one in cfg.items() if key not in left_out}
         own = {"work_dir": str(place), "resume": False, "crash_bundle": False}
         runner = _UnsavedRunner.from_cfg({**kept, **own})
         trial = _FirstBatches(num_batches, place)

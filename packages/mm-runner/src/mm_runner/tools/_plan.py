@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import mm_compile
 import mm_dist
+from mm_runner.config import Config
 from mm_runner.data import DataSettings, build_dataloader, num_batches
 from mm_runner.errors import ConfigError, MMRunnerError
 from mm_runner.evaluator import build_evaluator
@@ -29,7 +30,7 @@ from mm_runner.optim import (
     scale_lr,
 )
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import argument_names, check_run, own_keys
+from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
 from mm_runner.runner._resume import refuse_url
 
@@ -66,7 +67,7 @@ class _Plan:
     """Parts of a run, built on the meta device, and the lines that describe them."""
 
     def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
-        check_run(cfg, Runner)
+        check_run(run_arguments(cfg, Runner), cfg, Runner)
         load_from = cfg.get("load_from")
         refuse_url(load_from)
         if load_from is not None and not Path(load_from).is_file():
@@ -121,7 +122,8 @@ class _Plan:
         if "FullySharded" in self.wrapper_name:
             shard = f"Each process keeps about 1/{self.world_size} of the memory listed."
             self.notes.append(shard)
-        unused = own_keys(cfg, argument_names(Runner))
+        is_read = cfg.reads if isinstance(cfg, Config) else lambda _: False
+        unused = [key for key in unknown_keys(cfg, Runner) if not is_read(key)]
         if unused:
             self.notes.append(
                 f"Keys of the configuration's own, which nothing here uses: {', '.join(unused)}."

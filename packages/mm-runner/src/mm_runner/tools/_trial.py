@@ -20,7 +20,6 @@ from mm_runner.errors import ConfigError
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.registry import HOOKS, LOOPS
 from mm_runner.runner import Runner
-from mm_runner.runner._checks import without_variables
 from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
             f"{what}: the configuration is used several times, and cannot be copied: {error}. "
             "Give dicts with 'type' instead of objects."
         ) from error
-    return {**without_variables(copied), "crash_bundle": False, "log_level": "WARNING"}
+    return {**copied, "crash_bundle": False, "log_level": "WARNING"}
 
 
 def endless_config(cfg: Mapping[str, Any], directory: Path, what: str) -> dict[str, Any]:
