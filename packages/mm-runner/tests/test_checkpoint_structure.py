@@ -10,7 +10,6 @@ from toy import runner_arguments
 
 from mm_runner import CheckpointError, ConfigError, Runner
 from mm_runner.checkpoint import (
-    LAST_CHECKPOINT,
     latest_readable,
     load_checkpoint_file,
     save_checkpoint_file,
@@ -125,15 +124,6 @@ def test_an_archive_that_unpacks_to_more_than_its_size_is_refused_unread(tmp_pat
     for read in (load_checkpoint_file, lambda path: convert_mmengine_checkpoint(path, path)):
         with pytest.raises(CheckpointError, match=r"a\.pth unpacks to 50,000,000 bytes"):
             read(path)
-
-
-def test_a_marker_that_is_no_path_is_passed_over_in_one_short_line(saved, tmp_path):
-    (tmp_path / LAST_CHECKPOINT).write_text("x" * 5000)
-    save_checkpoint_file(saved, tmp_path / "epoch_1.pth")
-    told = []
-    path, _ = latest_readable(tmp_path, told.append)
-    assert path.name == "epoch_1.pth"
-    assert told == [f"{tmp_path / LAST_CHECKPOINT} names no checkpoint."]
 
 
 LAUGHS = "a: &a [x]\n" + "".join(

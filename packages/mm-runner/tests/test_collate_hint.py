@@ -61,12 +61,6 @@ def test_a_module_that_fails_on_lists_is_told_what_to_set(make_runner, model, lo
         runner.train()
 
 
-def test_a_validation_names_its_own_loader(make_runner):
-    runner = make_runner(val_dataloader=UNSTACKED)
-    with pytest.raises(ConfigError, match=r"^val_dataloader\.collate_fn: Classifier failed"):
-        runner.val()
-
-
 def test_models_that_take_lists_and_other_failures_are_left_alone(make_runner):
     make_runner(model={"type": TakesLists}, train_dataloader=UNSTACKED, **NO_VALIDATION).train()
     runner = make_runner(model={"type": Picky}, train_dataloader=UNSTACKED, **NO_VALIDATION)

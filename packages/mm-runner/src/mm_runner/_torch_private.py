@@ -32,7 +32,6 @@ __all__ = [
     "read_with",
     "scheduler_base",
     "stop_workers",
-    "uses_tf32",
     "version_of",
     "version_of_module",
 ]
@@ -113,12 +112,3 @@ def scheduler_base() -> Any:
     """Return the base class of torch's schedules."""
     newer = getattr(lr_scheduler, "LRScheduler", None)
     return newer or lr_scheduler._LRScheduler  # noqa: SLF001
-
-
-def uses_tf32() -> bool:
-    """Return whether CUDA multiplies float32 matrices in TF32."""
-    matmul: Any = torch.backends.cuda.matmul
-    # Where the newer switch is set, asking for the older one is an error.
-    if torch.__version__ >= "2.9":
-        return bool(matmul.fp32_precision == "tf32")
-    return bool(matmul.allow_tf32)

@@ -11,38 +11,19 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.utils.data import DataLoader
 
+    from mm_compile import CompileHandle
     from mm_dist import DistInfo
     from mm_runner.config import ConfigDict
+    from mm_runner.evaluator import Evaluator
+    from mm_runner.hooks import Hook
+    from mm_runner.hooks._hook_list import HookList
     from mm_runner.reporting import LogProcessor, MessageHub, RunConsole
+    from mm_runner.runner._interruption import Interruption
+    from mm_runner.runner._logs import RunVisualizer
 
-__all__ = ["Interruptions", "RunView"]
-
-
-class Interruptions(Protocol):
-    """Requests to save or to leave between two steps, agreed by all processes."""
-
-    saved: Path | None
-    saves: bool
-    ran_out_of_time: bool
-
-    @property
-    def pending(self) -> bool: ...  # noqa: D102 - whether there may be something to settle
-
-    def settle(self, runner: Any) -> None:
-        """Act on a pending request; every process calls this after the same step."""
-
-    def mark(self, runner: Any) -> None:
-        """Pass the beginning or the end of a validation."""
-
-    def cuts_validation(self, runner: Any) -> bool:
-        """Return whether to skip the rest of a validation."""
-
-    def end_after(self, seconds: float, then: Any) -> None:
-        """End training after so many seconds."""
-
-    def preempt(self) -> None:
-        """Ask all processes to save and leave."""
+__all__ = ["RunView"]
 
 
 class RunView(Protocol):
@@ -67,25 +48,26 @@ class RunView(Protocol):
 
     cfg: ConfigDict
     dist_info: DistInfo
-    log_processor: LogProcessor
-    message_hub: MessageHub
+    rank: int
+    world_size: int
+    distributed: bool
+    device: torch.device
+
     model: nn.Module
+    compile_handle: CompileHandle
     optim_wrapper: Any
     param_schedulers: Any
     train_loop: Any
     val_loop: Any
     test_loop: Any
-    is_training: bool
-    is_resuming: bool
-    compile_handle: Any
-    work_dir: Path
-    log_dir: Path
-    timestamp: str
-    experiment_name: str
-    logger: logging.Logger
-    console: RunConsole
+    train_dataloader: DataLoader[Any]
+    val_dataloader: DataLoader[Any]
+    test_dataloader: DataLoader[Any]
+    val_evaluator: Evaluator
+    test_evaluator: Evaluator
+    hooks_list: HookList
+    interruption: Interruption
     loader_generator: torch.Generator
-    hooks_list: Any
 
     epoch: int
     iter: int
@@ -93,21 +75,21 @@ class RunView(Protocol):
     max_iters: int
     val_begin: int
     val_interval: int
-    train_dataloader: Any
-    val_dataloader: Any
-    val_evaluator: Any
-    test_dataloader: Any
-    test_evaluator: Any
-    visualizer: Any
-    rank: int
-    world_size: int
-    distributed: bool
-    device: torch.device
+    is_training: bool
+    is_resuming: bool
+
+    work_dir: Path
+    log_dir: Path
+    timestamp: str
+    experiment_name: str
+    logger: logging.Logger
+    console: RunConsole
+    log_processor: LogProcessor
+    message_hub: MessageHub
+    visualizer: RunVisualizer
 
     @property
-    def hooks(self) -> list[Any]: ...  # noqa: D102 - see above
-    @property
-    def interruption(self) -> Interruptions: ...  # noqa: D102
+    def hooks(self) -> list[Hook]: ...  # noqa: D102 - see above
     @property
     def seed(self) -> int: ...  # noqa: D102
     @property

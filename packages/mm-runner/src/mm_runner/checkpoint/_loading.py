@@ -82,13 +82,13 @@ def find_latest_checkpoint(work_dir: Path) -> list[Path]:
     return candidates
 
 
-def _name_in(marker: Path) -> str | None:
-    """Return what ``last_checkpoint`` names, ``""`` if nothing; ``None`` without it."""
+def _name_in(marker: Path) -> str:
+    """Return what ``last_checkpoint`` names; ``""`` without it, and after a power cut."""
     if not marker.is_file():
-        return None
+        return ""
     with marker.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_LONGEST_PATH + 1)
-    return "" if len(text) > _LONGEST_PATH else text.replace("\0", "").strip()  # of a power cut
+    return "" if len(text) > _LONGEST_PATH else text.replace("\0", "").strip()
 
 
 def _files_in(directories: list[Path]) -> Iterator[Path]:
@@ -105,7 +105,7 @@ def _kind_and_number(path: Path) -> tuple[tuple[str, str], int]:
 
 def latest_readable(
     work_dir: Path, warn: Callable[[str], None], *, shards: bool = True
-) -> tuple[Path, dict[str, Any]] | None:
+) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
     """Return the newest checkpoint that can be read, with its content.
 
     Args:
@@ -114,17 +114,13 @@ def latest_readable(
         shards: As :func:`load_checkpoint_file` has it.
 
     Returns:
-        ``None`` if the directory has no checkpoint at all.
+        ``None`` twice if the directory has no checkpoint at all.
 
     Raises:
         CheckpointError: If there are checkpoints, and none of them can be read. Training from the
             start would overwrite what may still be saved.
     """
     candidates = find_latest_checkpoint(work_dir)
-    marker = work_dir / LAST_CHECKPOINT
-    names_none = _name_in(marker) == ""
-    if names_none:
-        warn(f"{marker} names no checkpoint.")
     for path in candidates:
         try:
             content = load_checkpoint_file(path, shards=shards)
@@ -133,17 +129,13 @@ def latest_readable(
             warn(f"Passing over a checkpoint: {error}")
         else:
             return path, content
-    if candidates:
+    if candidates or (work_dir / LAST_CHECKPOINT).is_file():  # it may have named one elsewhere
         raise CheckpointError(
             f"resume was asked for, and none of the {len(candidates)} checkpoints in {work_dir} "
-            "can be read. Move them away to train from the start."
+            f"can be read. Name one with load_from; or move them away, {LAST_CHECKPOINT} included, "
+            "to train from the start."
         )
-    if names_none:  # it may have named one elsewhere
-        raise CheckpointError(
-            f"resume was asked for; {marker} names no checkpoint, and none lies beside it. Name "
-            "one with load_from, or remove that file to train from the start."
-        )
-    return None
+    return None, None
 
 
 def check_resumable(checkpoint: Mapping[str, Any], path: Path) -> None:

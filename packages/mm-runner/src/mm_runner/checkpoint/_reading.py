@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RestrictedUnpickler", "check_file", "damaged", "read_file"]
 
-# What an archive begins with, and what torch.save wrote before torch 1.6.
-_ARCHIVE, _PICKLE = b"PK\x03\x04", b"\x80"
+# What an archive begins with.
+_ARCHIVE = b"PK\x03\x04"
 _CHUNK = 1 << 20
 # In the attributes of a record; torch's reader reads nothing of it then, and returns any memory.
 _IS_DIRECTORY = 0x10
@@ -181,10 +181,9 @@ def damaged(path: Path, error: BaseException) -> CheckpointError:
         what = "a part of it cannot be read"  # torch advises to load it unsafely
     if not begin:
         what = "it is empty"
-    elif not _has_end(path) and begin.startswith((_ARCHIVE[: len(begin)], _PICKLE)):
-        what = f"it is cut off: {path.stat().st_size:,} bytes, no end of its archive ({what})"
     elif not _has_end(path):
-        what = f"it is no checkpoint, and begins with {begin!r}"
+        size = path.stat().st_size
+        what = f"it is cut off, or no checkpoint: {size:,} bytes that begin with {begin!r}"
     return CheckpointError(f"{path} is damaged: {what}.")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from mm_runner.runner import Runner
+    from mm_runner.run_view import RunView
 
 __all__ = ["Interruption", "StopSignals"]
 
@@ -79,7 +79,7 @@ class Interruption:
         return self._is_listening and (self._group is not None or self._own_wish() > 0)
 
     @contextmanager
-    def listening(self, runner: Runner) -> Iterator[None]:
+    def listening(self, runner: RunView) -> Iterator[None]:
         """Listen while the block trains; every process must enter it."""
         self._reset()
         if runner.world_size > 1:
@@ -114,7 +114,7 @@ class Interruption:
             wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
             self._deadline = time.monotonic() + seconds, wish
 
-    def settle(self, runner: Runner) -> None:
+    def settle(self, runner: RunView) -> None:
         """Act on a request if there is one; every process calls this after a step.
 
         While gradients are accumulated it waits for the optimizer step that takes them in.
@@ -145,13 +145,13 @@ class Interruption:
             )
             raise RunStopped(status)
 
-    def mark(self, runner: Runner) -> None:
+    def mark(self, runner: RunView) -> None:
         """Settle at one end of a validation, which every process reaches."""
         self._steps_left = 1
         if self.pending:
             self.settle(runner)
 
-    def cuts_validation(self, runner: Runner) -> bool:
+    def cuts_validation(self, runner: RunView) -> bool:
         """Return whether to skip the rest of a validation: the run leaves at its end.
 
         Several processes finish it: they agree at its end.
@@ -185,7 +185,7 @@ class Interruption:
         if self._is_listening:
             self._wish = max(self._wish, wish)
 
-    def _save(self, runner: Runner) -> str:
+    def _save(self, runner: RunView) -> str:
         """Save a checkpoint, and return a line on it."""
         if not self.saves:
             return "nothing is kept"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mm_amp import OptimWrapperDict
@@ -20,11 +21,11 @@ from mm_runner.optim import (
 )
 from mm_runner.validation import check_auto_scale
 
-from ._sharded import as_sharded
+from ._sharded import as_sharded, write_optimizer
 from ._summary import batch_of_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
 
@@ -34,7 +35,7 @@ __all__ = [
     "build_schedules",
     "check_schedules",
     "check_wrapper_of_run",
-    "loading_optimizers",
+    "load_optimizers",
     "scale_rates",
 ]
 
@@ -133,29 +134,21 @@ def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
     Raises:
         ConfigError: If not.
     """
-    wrappers, by_name = named_wrappers(optim_wrapper), named_schedulers(schedules)
-    if not by_name.keys() <= wrappers.keys():
-        raise ConfigError(
-            f"param_schedulers: they are for {', '.join(by_name)}, and optim_wrapper is for "
-            f"{', '.join(wrappers)}. Of several wrappers they are a dict of lists by name, of a "
-            "single one a list."
-        )
-    for name, group in by_name.items():
-        known = {id(one) for one in wrappers[name].param_groups}
-        for one in group:
-            # By groups: an optimizer around another one, such as one that shards, shares them.
-            groups = getattr(getattr(one, "optimizer", None), "param_groups", None)
-            if groups is not None and known.isdisjoint(map(id, groups)):
-                raise ConfigError(
-                    "param_schedulers: the schedules assigned are over another "
-                    f"{type(one.optimizer).__name__} than the one that is trained with. Assign "
-                    "their config, or assign optim_wrapper first and build them then."
-                )
+    wrappers = named_wrappers(optim_wrapper).values()
+    known = {id(group) for wrapper in wrappers for group in wrapper.param_groups}
+    for one in chain.from_iterable(named_schedulers(schedules).values()):
+        # By groups: an optimizer around another one, such as one that shards, shares them.
+        groups = getattr(getattr(one, "optimizer", None), "param_groups", None)
+        if groups is not None and known.isdisjoint(map(id, groups)):
+            raise ConfigError(
+                "param_schedulers: the schedules assigned are over another "
+                f"{type(one.optimizer).__name__} than the one that is trained with. Assign "
+                "their config, or assign optim_wrapper first and build them then."
+            )
 
 
-@contextmanager
-def loading_optimizers(optim_wrapper: Any) -> Iterator[None]:
-    """Check what the block loads into the optimizers of ``optim_wrapper``.
+def load_optimizers(runner: Runner, state: Mapping[str, Any]) -> None:
+    """Load the state of the optimizers, and check their settings.
 
     torch takes the settings of any other optimizer, and fails with a bare KeyError in the first
     step. A setting that is only missing, as of an older version of the same one, is kept.
@@ -163,15 +156,24 @@ def loading_optimizers(optim_wrapper: Any) -> Iterator[None]:
     Raises:
         CheckpointError: If the state is that of another optimizer, or of other parameters.
     """
-    optimizers = [wrapper.optimizer for wrapper in named_wrappers(optim_wrapper).values()]
-    settings = [[dict(group) for group in one.param_groups] for one in optimizers]
+    optimizers = [one.optimizer for one in named_wrappers(runner.optim_wrapper).values()]
+    before = [dict(group) for one in optimizers for group in one.param_groups]
     try:
-        yield
+        write_optimizer(runner.model, runner.optim_wrapper, state)
     except (KeyError, ValueError) as error:  # torch's, of other settings or groups of other sizes
         raise _misfit(str(error).rstrip(".")) from error
-    for optimizer, own in zip(optimizers, settings, strict=True):
-        for group, before in zip(optimizer.param_groups, own, strict=True):
-            _check_settings(group, before, type(optimizer).__name__)
+    kinds = [(type(one).__name__, group) for one in optimizers for group in one.param_groups]
+    for (kind, group), own in zip(kinds, before, strict=True):
+        missing = own.keys() - group.keys() - _ADDED
+        others = group.keys() - own.keys() - _ADDED
+        if missing and others:
+            has, needs = ", ".join(sorted(others)), ", ".join(sorted(missing))
+            raise _misfit(f"it has {has}, and {kind} has {needs}")
+        for key in own.keys() & group.keys() - {"params", "param_names"}:
+            if not is_like(group[key], own[key]):
+                found, needed = reprlib.repr(group[key]), reprlib.repr(own[key])
+                raise _misfit(f"its {key} is {found}, and {kind} has {needed}")
+        group.update((key, own[key]) for key in missing)
 
 
 def _misfit(reason: str) -> CheckpointError:
@@ -180,15 +182,3 @@ def _misfit(reason: str) -> CheckpointError:
         "checkpoint was saved with, over the same parameters; or take the weights alone, by "
         "load_from without resume."
     )
-
-
-def _check_settings(group: dict[str, Any], before: Mapping[str, Any], kind: str) -> None:
-    missing = [key for key in before if key not in group and key not in _ADDED]
-    others = [key for key in group if key not in before and key not in _ADDED]
-    if missing and others:
-        raise _misfit(f"it has {', '.join(others)}, and {kind} has {', '.join(missing)}")
-    for key in before.keys() & group.keys() - {"params", "param_names"}:
-        if not is_like(group[key], before[key]):
-            shown = f"{reprlib.repr(group[key])}, and {kind} has {reprlib.repr(before[key])}"
-            raise _misfit(f"its {key} is {shown}")
-    group.update((key, before[key]) for key in missing)

@@ -16,7 +16,6 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
-from mm_runner.optim import named_schedulers
 from mm_runner.registry import LOOPS, build_from_cfg
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import check_train_loop
@@ -132,7 +131,9 @@ class Recipe:
         loader = _loader_of_run(run, phase, configured[f"{phase}_dataloader"])
         given = {"type": kind, "runner": run, "dataloader": loader}
         if phase != "train":
-            given["evaluator"] = _evaluator_of_run(run, phase, configured[f"{phase}_evaluator"])
+            where = f"{phase}_evaluator"
+            with _building(_PartOfRun(where)):
+                given["evaluator"] = built_by(run, "build_evaluator", configured[where])
         return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
 
     def build_training(self, run: Runner) -> None:
@@ -142,41 +143,19 @@ class Recipe:
             for name in ("train_loop", "optim_wrapper"):
                 if name not in assigned:
                     parts.pop(name, None)
-            if "param_schedulers" not in assigned:
-                parts["param_schedulers"] = []
-        parts["train_loop"] = self._checked_train_loop(run, run.train_loop)
-        configured = self._phases["train"]["optim_wrapper"]
-        given = run.optim_wrapper if "optim_wrapper" in assigned else configured
+        if not hasattr(run.train_loop, "run"):  # a config that was assigned
+            parts["train_loop"] = built_by(run, "build_train_loop", run.train_loop)
+        given = self._phases["train"]["optim_wrapper"]
+        given = run.optim_wrapper if "optim_wrapper" in assigned else given
         parts["optim_wrapper"] = wrapper = built_by(run, "build_optim_wrapper", given)
         check_wrapper_of_run(run.model, wrapper)
         if wrapper is not self._trained:
             run.scale_lr(wrapper, self._auto_scale_lr)
         self._trained = wrapper
-        schedules = run.param_schedulers if "param_schedulers" in assigned else self._schedules
-        if not _are_built(schedules):
-            schedules = built_by(run, "build_param_scheduler", schedules)
-        check_schedules(wrapper, schedules)
-        parts["param_schedulers"] = schedules
+        given = run.param_schedulers if "param_schedulers" in assigned else self._schedules
+        parts["param_schedulers"] = built_by(run, "build_param_scheduler", given)
+        check_schedules(wrapper, run.param_schedulers)
         _ = run.val_loop  # built now, so that its mistakes show before the first step
-
-    @staticmethod
-    def _checked_train_loop(run: Runner, loop: Any) -> Any:
-        if not hasattr(loop, "run"):  # a config that was assigned
-            loop = built_by(run, "build_train_loop", loop)
-        seed = getattr(getattr(loop, "batches", None), "seed", run.seed)
-        if seed != run.seed:
-            raise ConfigError(
-                f"train_loop was built with the seed {seed}, and that of the run is now "
-                f"{run.seed}: its data would come in another order. Build it after what changes "
-                "the seed, such as resume() and set_randomness()."
-            )
-        return loop
-
-
-def _are_built(schedules: Any) -> bool:
-    groups = named_schedulers(schedules) if isinstance(schedules, (list, dict)) else {}
-    found = [one for group in groups.values() if isinstance(group, list) for one in group]
-    return bool(found) and all(hasattr(one, "step") for one in found)
 
 
 class _PartOfRun(NamedTuple):
@@ -260,12 +239,6 @@ def _loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
         return loader
     # A subclass made it as it liked: it is like one that was given ready-made.
     return build_dataloader(loader, settings, shuffle=phase == "train", where=where)
-
-
-def _evaluator_of_run(run: Runner, phase: str, cfg: Any) -> Any:
-    """Build the evaluator of a phase by the Runner's method, which a subclass may override."""
-    with _building(_PartOfRun(f"{phase}_evaluator")):
-        return built_by(run, "build_evaluator", cfg)
 
 
 @contextmanager

@@ -65,32 +65,34 @@ class StartingPoint:
         Raises:
             CheckpointError: On all processes, if none can be read.
         """
-        if self._is_read:
+        if self._is_read or (self.load_from is None and not self.resume):
             return
-        # The main process chooses, so that all resume from the same file, and keeps what it read.
-        read: dict[Path, dict[str, Any]] = {}
-        shards = not (self.resume and as_sharded(runner.model) is not None)
+        content: dict[str, Any] | None = None  # on the main process
 
         def choose() -> Path | None:
-            if self.load_from is not None:
-                path = Path(self.load_from)
-                read[path] = load_checkpoint_file(path, shards=shards)
-                if self.resume:
-                    check_resumable(read[path], path)
-            elif self.resume:
-                warn = runner.logger.warning
-                read.update(filter(None, [latest_readable(runner.work_dir, warn, shards=shards)]))
-            return next(iter(read), None)
-
-        self.path = path = run_on_main(choose)
-        if path is not None:
-            self.content = _read(runner, path, read.get(path), own_shards=not shards)
+            nonlocal content
+            whole = as_sharded(runner.model) is None
+            if self.load_from is None:
+                path, content = latest_readable(
+                    runner.work_dir, runner.logger.warning, shards=whole
+                )
+                return path
+            path = Path(self.load_from)
+            content = load_checkpoint_file(path, shards=whole)
             if self.resume:
-                runner.randomness.take_over(self.content["meta"].get("seed"), runner.logger)
-        elif self.resume:
+                check_resumable(content, path)
+            return path
+
+        # The main process chooses, so that all resume from the same file.
+        self.path = run_on_main(choose)
+        if self.path is None:
             runner.logger.info(
                 f"resume: {runner.work_dir} has no checkpoint; training from the start."
             )
+        else:
+            self.content = _read(runner, self.path, content)
+            if self.resume:
+                runner.randomness.take_over(self.content["meta"].get("seed"), runner.logger)
         self._is_read = True
 
 
@@ -201,21 +203,13 @@ def refuse_url(load_from: str | None) -> None:
         )
 
 
-def _read(
-    runner: Runner,
-    path: Path,
-    content: dict[str, Any] | None = None,
-    *,
-    own_shards: bool = False,
-) -> dict[str, Any]:
+def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> dict[str, Any]:
     """Read a checkpoint on every process.
 
     Args:
         runner: The run.
         path: The file.
-        content: What was read already. Of a sharded model's run only the main process reads
-            tensors of the file, and hands them out.
-        own_shards: Let each process read its own shards.
+        content: What this process has read already.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
@@ -223,14 +217,14 @@ def _read(
     failure, sharded = None, as_sharded(runner.model)
     try:
         if content is None and (sharded is None or runner.rank == 0):
-            content = load_checkpoint_file(path)
-        elif content is None:
+            content = load_checkpoint_file(path, shards=sharded is None)
+        elif content is None:  # the main process hands out the tensors of the file
             mapped = read_file(path, is_mapped=True)
             # What a process continues with must not depend on a file that is removed one day.
             content = {
                 key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
             }
-        if own_shards and sharded is not None and SHARDS in content:
+        if sharded is not None and SHARDS in content:
             read_own_shards(sharded, content, path)
     except CheckpointError as error:
         failure = error

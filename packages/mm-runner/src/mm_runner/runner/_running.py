@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import traceback
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from mm_runner.checkpoint import first_line
 from mm_runner.data import pseudo_collate
-from mm_runner.errors import ConfigError, MMRunnerError, RunStopped
+from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.evaluator import Evaluator
-from mm_runner.hooks import CheckpointHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
-from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTrainLoop
+from mm_runner.loops import EndOfTrainingError
 from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers
 
@@ -99,40 +98,33 @@ def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
         Exception: The first that cleaning up raised, unless the block raised one. The log has all.
     """
     acts: list[Callable[[], object]] = []
-    failure: BaseException | None = None
+    failures: list[Exception] = []
+    is_whole = False
     try:
         yield
-    except BaseException as error:
-        failure = error
-        if isinstance(error, Exception):
-            acts += [partial(hook.on_exception, run, error) for hook in run.hooks]
+        is_whole = True
+    except Exception as error:
+        acts += [partial(hook.on_exception, run, error) for hook in run.hooks]
         raise
     finally:
         run.is_training = False
         run.hooks_list.remove(receipt)
-        loops = [vars(run).get(name) for name in ("train_loop", "val_loop")]
-        closed: list[Any] = [*loops, run.shard_writer]
+        closed: list[Any] = [
+            vars(run).get("train_loop"),
+            vars(run).get("val_loop"),
+            run.shard_writer,
+        ]
         acts += [partial(hook.clean_up, run) for hook in run.hooks]
         acts += [one.close for one in closed if hasattr(one, "close")]
         acts.append(run.console.stop_progress)  # last: the bar must not draw over a traceback
-        failures = _call_all(run, acts)
-        if failures and failure is None:
+        for act in acts:
+            try:
+                act()
+            except Exception as error:  # a hook of the user's may raise anything
+                failures.append(error)
+                run.logger.exception("Cleaning up after the training failed; the rest was done.")
+        if is_whole and failures:
             raise failures[0]
-
-
-def _call_all(run: Runner, acts: list[Callable[[], object]]) -> list[Exception]:
-    failures = []
-    for act in acts:
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - a hook of the user's may raise anything
-            failures.append(error)
-            # Without the error of the training, which is on its way.
-            lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
-            run.logger.error(  # noqa: TRY400
-                f"Cleaning up after the training failed; the rest was done.\n{''.join(lines)}"
-            )
-    return failures
 
 
 @contextmanager
@@ -148,52 +140,31 @@ def explaining_lists(run: Runner) -> Iterator[None]:
     try:
         yield
     except (AttributeError, TypeError) as error:
-        loops = [vars(run).get(f"{phase}_loop") for phase in ("train", "val", "test")]
-        collates = [getattr(getattr(loop, "dataloader", 0), "collate_fn", 0) for loop in loops]
+        found = {phase: vars(run).get(f"{phase}_loop") for phase in ("train", "val", "test")}
         phases = [
             phase
-            for phase, collate in zip(("train", "val", "test"), collates, strict=True)
-            if collate is pseudo_collate
+            for phase, loop in found.items()
+            if getattr(getattr(loop, "dataloader", None), "collate_fn", None) is pseudo_collate
         ]
-        is_about_list = _NOT_LIST.search(str(error)) and not isinstance(error, MMRunnerError)
-        if not (phases and is_about_list):
+        if not (phases and _NOT_LIST.search(str(error))):
             raise
         raise ConfigError(
             f"{phases[0]}_dataloader.collate_fn: {type(unwrap_model(run.model)).__name__} "
-            f"failed with {type(error).__name__}: {str(error).strip().splitlines()[0]} The batch "
-            "was made by pseudo_collate, the default, which stacks nothing. Set "
-            "collate_fn='default_collate' for tensors with a row per sample; or let the model, or "
-            "its data_preprocessor, take lists."
+            f"failed with {type(error).__name__}: {first_line(error)} The batch was made by "
+            "pseudo_collate, the default, which stacks nothing. Set collate_fn='default_collate' "
+            "for tensors with a row per sample; or let the model, or its data_preprocessor, take "
+            "lists."
         ) from error
 
 
 def _check_metrics(run: Runner) -> None:
-    """Warn about settings that need a validation loop, and refuse metrics that none reports.
+    """Refuse metrics that no validation reports.
 
     Raises:
-        ConfigError: If a metric is asked for that no validation reports.
+        ConfigError: If a hook or a schedule follows such a metric.
     """
-    schedulers = list(chain.from_iterable(named_schedulers(run.param_schedulers).values()))
     evaluator = getattr(run.val_loop, "evaluator", None)
     reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
     if reported is not None:
-        refuse_missing_metrics(reported, run.hooks, schedulers)
-    # A custom loop may validate by itself; trials leave validations out.
-    is_ours = type(run.train_loop) in (EpochBasedTrainLoop, IterBasedTrainLoop)
-    if run.val_loop is not None or not is_ours or not run.interruption.saves:
-        return
-    waiting = [
-        f"{getattr(one, 'where', 'param_scheduler')} follows a metric, and will change nothing"
-        for one in schedulers
-        if getattr(one, "need_val_args", False)
-    ]
-    waiting += [
-        f"{type(hook).__name__}.save_best was given, and will save nothing"
-        for hook in run.hooks
-        if isinstance(hook, CheckpointHook) and hook.save_best
-    ]
-    for text in waiting:
-        run.logger.warning(
-            f"{text}: the run has no validation to take a metric from. Give val_dataloader, "
-            "val_cfg and val_evaluator, or leave it out."
-        )
+        schedulers = chain.from_iterable(named_schedulers(run.param_schedulers).values())
+        refuse_missing_metrics(reported, run.hooks, list(schedulers))

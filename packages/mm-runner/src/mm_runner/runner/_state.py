@@ -6,8 +6,7 @@ import hashlib
 import io
 import time
 from collections import Counter
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,8 +29,8 @@ from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
-from ._optimizers import loading_optimizers
-from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights, write_optimizer
+from ._optimizers import load_optimizers
+from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -189,8 +188,7 @@ class RunState:
                 "The checkpoint has no optimizer state: the optimizer starts from the beginning."
             )
             return
-        with loading_optimizers(runner.optim_wrapper):
-            write_optimizer(runner.model, runner.optim_wrapper, state)
+        load_optimizers(runner, state)
 
     def _save_schedules(self) -> Any:
         schedules = self._runner.param_schedulers
@@ -255,8 +253,15 @@ class RunState:
             for name in ("epoch", "iter"):
                 setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
             return
-        if "position" in state:
-            self._warn_of_other_length(DataPosition(**state["position"]))
+        position = DataPosition(**state.get("position", {}))
+        if position.is_begun and position.num_batches is not None:
+            length = position.batch + (loop.batches.num_left(position) or 0)
+            if length != position.num_batches:
+                self._runner.logger.warning(
+                    f"The checkpoint was written in a pass of {position.num_batches} batches, "
+                    f"which has {length} in this run: the dataset or the batch size has changed. "
+                    f"The data continue {_place(position)}."
+                )
         loop.load_state_dict(state)
 
     def _position_elsewhere(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,19 +279,6 @@ class RunState:
             "Schedules and learning rates are left as they are."
         )
         return {**state, "position": position._asdict(), "pass": {}}
-
-    def _warn_of_other_length(self, position: DataPosition) -> None:
-        """Warn if a pass over the data has another length than the one that was saved within it."""
-        batches = getattr(self._runner.train_loop, "batches", None)
-        if batches is None or not position.is_begun or position.num_batches is None:
-            return
-        length = position.batch + (batches.num_left(position) or 0)
-        if length != position.num_batches:
-            self._runner.logger.warning(
-                f"The checkpoint was written in a pass of {position.num_batches} batches, which "
-                f"has {length} in this run: the dataset or the batch size has changed. The data "
-                f"continue {_place(position)}."
-            )
 
     def _save_generators(self) -> dict[str, Any]:
         loop = vars(self._runner).get("train_loop")
@@ -362,10 +354,8 @@ def write_snapshot(
 
 
 def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
-    versions = {"torch": str(torch.__version__)}
-    for package in ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu"):
-        with suppress(PackageNotFoundError):  # run from a source tree
-            versions[package] = version(package)
+    packages = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
+    versions = {package: version(package) for package in packages}
     return {
         "epoch": state["data"][0]["epoch"],
         "iter": state["data"][0]["iter"],
@@ -375,7 +365,7 @@ def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
         "experiment_name": runner.experiment_name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cfg": runner.logs.config_text,
-        "versions": versions,
+        "versions": {"torch": str(torch.__version__), **versions},
     }
 
 

@@ -13,12 +13,13 @@ from typing_extensions import override
 
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
-from mm_runner._torch_private import uses_tf32
 from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.model import checkpointing_patterns, unwrap_model
 from mm_runner.optim import named_wrappers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mm_runner.run_view import RunView
 
     from ._runner import Runner
@@ -41,14 +42,9 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
         >>> describe_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
         'SGD (fused)'
     """
-    kind = type(optimizer)
-    module = kind.__module__.partition(".")[0]
-    traits = []
-    if getattr(optimizer, "is_fused_optimizer", False):
-        traits.append("torch_npu's fused")
-    elif module != "torch":
-        traits.append("portable" if module == "mm_npu" else f"of {module}")
-    group = optimizer.param_groups[0]
+    kind, group = type(optimizer), optimizer.param_groups[0]
+    package = kind.__module__.partition(".")[0]
+    traits = [] if package == "torch" else [f"of {package}"]
     traits += [name for name in ("fused", "foreach", "capturable") if group.get(name)]
     traits += ["compiled"] if is_compiled else []
     return f"{kind.__name__} ({', '.join(traits)})" if traits else kind.__name__
@@ -56,71 +52,78 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
 
 def log_start(runner: Runner) -> None:
     """Log devices, precision, compilation, optimizers, batch, length and places of a built run."""
-    device, bare = runner.device, unwrap_model(runner.model)
-    about = f"{torch.get_num_threads()} threads each"
-    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
-    if device.type != "cpu" and name_of is not None:
-        about = name_of(device)
-    backend = f", backend {runner.dist_info.backend}" if runner.distributed else ""
-    places = f"{runner.world_size} x {device.type} ({about})"
-    toolkits = (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip))
-    built_with = "".join(f" with {name} {version}" for name, version in toolkits if version)
-    of_torch = f"torch {torch.__version__}{built_with}"
+    bare, backend = unwrap_model(runner.model), runner.dist_info.backend
     total = sum(one.numel() for one in bare.parameters())
     trained = sum(one.numel() for one in bare.parameters() if one.requires_grad)
-    layout = ", channels_last" if runner.cfg.get("channels_last") else ""
+    dtypes = {str(one.dtype).removeprefix("torch.") for one in bare.parameters()}
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    launcher = f"launcher {runner.launcher}{f', backend {backend}' if backend else ''}"
     checkpointed = checkpointing_patterns(runner.cfg.get("activation_checkpointing"))
     lines = [
-        ("devices", f"{places}, launcher {runner.launcher}{backend}"),
-        ("versions", f"Python {platform.python_version()}, {of_torch}, mm-runner {__version__}"),
-        ("parameters", f"{total:,}, of which {trained:,} are trained{layout}"),
+        ("devices", f"{runner.world_size} x {_device_name(runner.device)}, {launcher}"),
+        ("versions", f"{versions}, mm-runner {__version__}"),
+        (
+            "parameters",
+            f"{total:,} in {', '.join(sorted(dtypes))}, of which {trained:,} are trained",
+        ),
     ]
     if checkpointed:
         lines.append(("checkpointed", ", ".join(checkpointed)))
+    if runner.cfg.get("channels_last"):
+        lines.append(("layout", "channels_last"))
     if is_model_wrapper(runner.model):
         lines.append(("wrapper", type(runner.model).__name__))
-    kept = {str(one.dtype).removeprefix("torch.") for one in runner.model.parameters()}
-    weights = f"weights in {', '.join(sorted(kept)) or 'nothing'}"
-    weights += ", TF32 matrix products" if device.type == "cuda" and uses_tf32() else ""
-    handle, asked, compiled = runner.compile_handle, runner.cfg.get("compile"), "off"
+    handle, asked = runner.compile_handle, runner.cfg.get("compile")
+    compiled = "off" if asked in (None, False) else f"off, for compile={asked!r}"
     if handle.enabled:
         report = handle.report()
         mode = f", mode {report.mode}" if report.mode else ""
         compiled = f"{report.target} by {report.backend}{mode}, {len(report.regions)} region(s)"
-    elif asked not in (None, False):
-        compiled = f"off, for compile={asked!r}"
-    is_compiled = handle.enabled and isinstance(asked, Mapping) and bool(asked.get("optimizer"))
-    size, counts = batch_of_process(runner.train_dataloader), [1]
-    precisions, steps = [], []
+    lines.append(("compile", compiled))
+    steps_compiled = handle.enabled and isinstance(asked, Mapping) and bool(asked.get("optimizer"))
     for name, wrapper in named_wrappers(runner.optim_wrapper).items():
         prefix = f"{name}: " if name else ""
-        is_half = getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)
-        lower = f"{str(wrapper.dtype).removeprefix('torch.')} by autocast, " if is_half else ""
-        optimizer = describe_optimizer(wrapper.optimizer, is_compiled=is_compiled)
-        counts.append(getattr(wrapper, "accumulative_counts", 1))
-        whole = "" if size is None else f"{size * runner.world_size * counts[-1]} = "
-        per_rank = "the loader's own size" if size is None else str(size)
-        ranks = f"{runner.world_size} rank(s) x {counts[-1]} accumulated"
-        precisions.append(("precision", f"{prefix}{lower}{weights}"))
-        steps += [
-            ("optimizer", f"{prefix}{optimizer} in {type(wrapper).__name__}"),
-            ("batch", f"{prefix}{whole}{per_rank} per rank x {ranks}"),
+        lines += [
+            (about, f"{prefix}{text}")
+            for about, text in _describe_wrapper(runner, wrapper, is_compiled=steps_compiled)
         ]
-    seed = f"{runner.seed}{', deterministic algorithms' if runner.deterministic else ''}"
-    ends = [("length", _length(runner, max(counts))), ("seed", seed)]
-    lines += [*precisions, ("compile", compiled), *steps, *ends]
+    lines += [
+        ("length", _length(runner)),
+        ("seed", f"{runner.seed}{', deterministic algorithms' if runner.deterministic else ''}"),
+    ]
     _log(runner, f"Training {runner.model_name}", lines)
 
 
-def _length(runner: Runner, accumulated: int) -> str:
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads each)"
+    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return device.type if name_of is None else f"{device.type} ({name_of(device)})"
+
+
+def _describe_wrapper(
+    runner: Runner, wrapper: Any, *, is_compiled: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the precision, the optimizer and the batch of an optimizer wrapper."""
+    is_half = getattr(wrapper, "dtype", None) in (torch.float16, torch.bfloat16)
+    dtype = str(wrapper.dtype).removeprefix("torch.") if is_half else ""
+    yield "precision", f"{dtype} by autocast" if is_half else "that of the parameters"
+    optimizer = describe_optimizer(wrapper.optimizer, is_compiled=is_compiled)
+    yield "optimizer", f"{optimizer} in {type(wrapper).__name__}"
+    size = batch_of_process(runner.train_dataloader)
+    accumulated = getattr(wrapper, "accumulative_counts", 1)
+    whole = "" if size is None else f"{size * runner.world_size * accumulated} = "
+    per_rank = "the loader's own size" if size is None else str(size)
+    ranks = f"{runner.world_size} rank(s) x {accumulated} accumulated"
+    yield "batch", f"{whole}{per_rank} per rank x {ranks}"
+
+
+def _length(runner: Runner) -> str:
     if runner.iter and runner.iter >= runner.max_iters:
         return f"no step, {runner.iter:,} are done"
-    steps = f"{runner.max_iters:,} steps"
-    if runner.max_epochs > 1:
-        steps += f" in {runner.max_epochs:,} epochs"
-    if accumulated > 1:
-        steps += f", a step being one batch, {accumulated} to an optimizer step"
-    return f"{steps}, {runner.iter:,} of them done" if runner.iter else steps
+    epochs = f" in {runner.max_epochs:,} epochs" if runner.max_epochs > 1 else ""
+    done = f", {runner.iter:,} of them done" if runner.iter else ""
+    return f"{runner.max_iters:,} steps{epochs}{done}"
 
 
 def _log(runner: Runner, title: str, lines: list[tuple[str, str]]) -> None:
@@ -170,11 +173,13 @@ class RunReceipt(Hook):
         if runner.interruption.ran_out_of_time:
             left = runner.max_iters - runner.iter
             lines.append(("ended", f"the time was up, {left:,} steps are left"))
+        size = batch_of_process(runner.train_dataloader)
         if steps > 0:
-            size = batch_of_process(runner.train_dataloader)
-            rate = steps * runner.world_size * (size or 0) / training_s
-            samples = "" if size is None else f"{rate:,.1f} samples/s, "
-            lines.append(("speed", f"{samples}{1000 * training_s / steps:.3g} ms per step"))
+            speed = f"{1000 * training_s / steps:.3g} ms per step"
+            if size is not None:
+                rate = steps * runner.world_size * size / training_s
+                speed = f"{rate:,.1f} samples/s, {speed}"
+            lines.append(("speed", speed))
         feed = getattr(runner.train_loop, "batches", None)
         if feed is not None:
             lines.append(("data", f"{feed.waited_s / training_s:.0%} of it waiting for data"))
@@ -184,9 +189,7 @@ class RunReceipt(Hook):
         best = {name: record for hook in hooks for name, record in hook.best_records.items()}
         for name, record in best.items():
             where = f"epoch {record['epoch']}, step {record['iter']}"
-            score = float(record["score"])
-            text = f"{score:,.0f}" if 1e4 <= abs(score) < 1e15 else f"{score:.4g}"
-            lines.append(("best", f"{name} {text} after {where}: {record['file']}"))
+            lines.append(("best", f"{name} {record['score']:.4g} after {where}: {record['file']}"))
         for name, wrapper in named_wrappers(runner.optim_wrapper).items():
             if wrapper.num_skipped:
                 of_name = f" of {name}" if name else ""
