@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
-from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 from toy import (
     NO_VALIDATION,
@@ -20,7 +19,6 @@ from toy import (
     StopBeforeEpoch,
     loader_cfg,
     needs_compile,
-    runner_arguments,
 )
 from typing_extensions import override
 
@@ -219,12 +217,6 @@ def test_the_resolved_config_is_kept_beside_the_logs(make_runner):
     assert "custom_hooks" not in config
 
 
-def test_a_work_dir_may_be_a_path(tmp_path):
-    runner = Runner(**{**runner_arguments(""), "work_dir": tmp_path / "run"})
-    config = yaml.safe_load((runner.log_dir / "config.yaml").read_text())
-    assert config["work_dir"] == str(runner.work_dir) == str(tmp_path / "run")
-
-
 def test_numbers_of_other_libraries_may_stand_in_a_config(make_runner):
     numpy = pytest.importorskip("numpy")
     runner = make_runner(
@@ -276,11 +268,9 @@ def test_log_lines_and_scalars_tell_the_same(make_runner):
     [
         ({"interval": 4}, [4]),
         ({"interval": 4, "ignore_last": False}, [4, 6]),
-        ({"interval": 6}, [6]),
         ({"interval": 100}, [6]),
-        ({"interval": 3}, [3, 6]),
     ],
-    ids=["ignored", "last", "exact", "short-epoch", "twice"],
+    ids=["ignored", "last", "short-epoch"],
 )
 def test_steps_that_are_logged(make_runner, options, steps):
     runner = make_runner(
@@ -318,19 +308,6 @@ def test_a_learning_rate_that_is_a_tensor_is_logged(make_runner):
     runner.train()
     assert scalars_of(runner)[0]["lr"] == 0.25
     assert "lr: 2.5000e-01" in log_of(runner)
-
-
-def test_a_metric_that_is_no_number_is_left_out_of_the_lines(make_runner):
-    class Table:
-        def process(self, data_batch, data_samples):
-            pass
-
-        def evaluate(self, _size):
-            return {"table": [[1, 2]], "rows": 2}
-
-    runner = make_runner(val_evaluator=Table())
-    assert runner.val() == {"table": [[1, 2]], "rows": 2}
-    assert scalars_of(runner)[0]["rows"] == 2
 
 
 class Clock(real_datetime):
@@ -498,16 +475,6 @@ def test_a_data_preprocessor_goes_to_a_model_config(make_runner):
     assert runner.model.data_preprocessor._non_blocking is False
 
 
-def test_hooks_can_be_registered_later(make_runner):
-    runner = make_runner()
-    hook = StopBeforeEpoch(0)
-    runner.register_hook(hook, "LOWEST")
-    assert runner.hooks[-1] is hook
-    with pytest.raises(Killed):
-        runner.train()
-    assert not runner.is_training
-
-
 @needs_compile
 def test_a_compiled_run_trains_and_saves_clean_names(make_runner):
     torch._dynamo.reset()
@@ -516,27 +483,6 @@ def test_a_compiled_run_trains_and_saves_clean_names(make_runner):
     assert runner.compile_handle.report().graphs >= 1
     names = load_checkpoint_file(runner.work_dir / "epoch_1.pth")["state_dict"]
     assert set(names) == set(Classifier().state_dict())
-
-
-def test_names_that_begin_with_module_are_the_models_own(make_runner):
-    class Named(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.module, self.layers = self.layers, nn.Identity()
-
-        def forward(self, inputs, labels, mode="tensor"):
-            return super().forward(self.module(inputs), labels, mode)
-
-    runner = make_runner(model=Named(), train_cfg={"max_epochs": 1})
-    runner.train()
-    saved = load_checkpoint_file(runner.work_dir / "epoch_1.pth")["state_dict"]
-    assert set(saved) == set(Named().state_dict())
-    make_runner(model=Named(), resume=True).train()
-
-
-def test_a_visualizer_that_only_draws_is_accepted(make_runner):
-    runner = make_runner(visualizer={"type": "Visualizer"}, default_scope="mmengine")
-    assert runner.train() is runner.model
 
 
 def test_a_closed_run_leaves_no_file_open(make_runner):

@@ -7,7 +7,6 @@ Name                                                Without it
 ``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
-``Module._version``                                 Versions of modules are not compared
 ``Tensor._version``                                 No change in place is noticed
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
@@ -33,7 +32,6 @@ __all__ = [
     "scheduler_base",
     "stop_workers",
     "version_of",
-    "version_of_module",
 ]
 
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
@@ -96,11 +94,6 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
-
-
-def version_of_module(module: nn.Module) -> int | None:
-    """Return the version of a module's state, or ``None`` if it has none."""
-    return getattr(module, "_version", None)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -188,15 +188,14 @@ def plain_config(value: Any) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
 
     Classes and torch's number types are written as a configuration can name them. Of a list of
-    more than 1000 numbers or samples, which takes minutes to write, only the length is named.
+    more than 1000 items, which takes minutes to write, only the length is named.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        first = value[0] if len(value) > _LONGEST_WRITTEN else ""
-        is_of_configs = isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)
+        is_long = len(value) > _LONGEST_WRITTEN
         name = f"<{type(value).__name__} of {len(value)} samples>"
-        return [plain_config(one) for one in value] if is_of_configs else name
+        return name if is_long else [plain_config(one) for one in value]
     value = str(value) if isinstance(value, PurePath) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold

@@ -70,7 +70,7 @@ def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
 
 
 def scale_rates(
-    runner: Runner, optim_wrapper: Any, auto_scale_lr: Mapping[str, Any] | None
+    runner: Runner, optim_wrapper: Any, auto_scale_lr: Mapping[str, Any] | None = None
 ) -> None:
     """Scale the learning rates by how many samples an optimizer step takes, and log it.
 
@@ -147,7 +147,7 @@ def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
             )
 
 
-def load_optimizers(runner: Runner, state: Mapping[str, Any]) -> None:
+def load_optimizers(runner: Runner, state: Mapping[str, Any] | None) -> None:
     """Load the state of the optimizers, and check their settings.
 
     torch takes the settings of any other optimizer, and fails with a bare KeyError in the first
@@ -156,6 +156,11 @@ def load_optimizers(runner: Runner, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: If the state is that of another optimizer, or of other parameters.
     """
+    if state is None:
+        runner.logger.warning(
+            "The checkpoint has no optimizer state: the optimizer starts from the beginning."
+        )
+        return
     optimizers = [one.optimizer for one in named_wrappers(runner.optim_wrapper).values()]
     before = [dict(group) for one in optimizers for group in one.param_groups]
     try:

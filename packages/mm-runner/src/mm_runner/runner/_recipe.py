@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._model import RunCompiler
     from ._runner import Runner
 
-__all__ = ["Recipe", "build_evaluator", "build_loader", "built_by"]
+__all__ = ["Recipe", "build_evaluator_of", "build_loader", "built_by"]
 
 
 class Recipe:
@@ -217,7 +217,7 @@ def build_loader(
         return build_dataloader(dataloader, settings, shuffle=shuffle, where=where)
 
 
-def build_evaluator(evaluator: Any) -> Any:
+def build_evaluator_of(evaluator: Any) -> Any:
     """Build an evaluator: from a metric, its config, a list of these, or ``dict(metrics=...)``.
 
     Raises:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "refuse_url", "resume_later"]
+__all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "resume_later"]
 
 # Copied tensor by tensor into a sharded model.
 _COPIED = ("state_dict", "optimizer", "ema_state_dict")
@@ -51,7 +51,12 @@ class StartingPoint:
     def __init__(
         self, load_from: str | None, *, resume: bool, leave_out: Collection[str] = ()
     ) -> None:
-        refuse_url(load_from)
+        if load_from is not None and "://" in str(load_from):
+            raise ConfigError(
+                f"load_from: {load_from!r} was given; checkpoints are read from the file system. "
+                "Download it with torch.hub.download_url_to_file(url, path), let 'mm-runner "
+                "convert' read it if MMEngine wrote it, and give the path."
+            )
         self.load_from, self.resume, self.leave_out = load_from, resume, leave_out
         self.path: Path | None = None
         self.content: dict[str, Any] | None = None
@@ -92,7 +97,7 @@ class StartingPoint:
         else:
             self.content = _read(runner, self.path, content)
             if self.resume:
-                runner.randomness.take_over(self.content["meta"].get("seed"), runner.logger)
+                runner.randomness.take_over(self.content.get("meta", {}).get("seed"), runner.logger)
         self._is_read = True
 
 
@@ -191,16 +196,6 @@ def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
     runner.loaded_progress = {
         name: value for name, value in counts if name in ("epoch", "iter") and type(value) is int
     }
-
-
-def refuse_url(load_from: str | None) -> None:
-    """Refuse a checkpoint that would have to be downloaded."""
-    if load_from is not None and "://" in str(load_from):
-        raise ConfigError(
-            f"load_from: {load_from!r} was given; checkpoints are read from the file system. "
-            "Download it with torch.hub.download_url_to_file(url, path), let 'mm-runner "
-            "convert' read it if MMEngine wrote it, and give the path."
-        )
 
 
 def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> dict[str, Any]:

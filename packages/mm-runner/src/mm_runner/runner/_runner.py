@@ -10,16 +10,17 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
-from mm_runner.reporting import build_log_processor
+from mm_runner.reporting import build_log_processor as build_log_formatter
 
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
-from ._model import RunCompiler, build_model, wrap_model
+from ._model import RunCompiler, wrap_model
+from ._model import build_model as build_bare_model
 from ._optimizers import build_schedules, scale_rates
-from ._recipe import Recipe, build_evaluator, build_loader, built_by
+from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._state import RunState, write_snapshot
@@ -145,7 +146,6 @@ class Runner:
         self.state, self.shard_writer = RunState(self), ShardWriter()
         if resume:  # the data are to be built with the seed of the checkpoint
             self.starting_point.find(self)
-        self.dump_config()
 
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
@@ -181,9 +181,7 @@ class Runner:
         """Load the checkpoint of ``load_from`` or ``resume``, once."""
         load_or_resume(self, self.starting_point)
 
-    def load_checkpoint(self, filename: str | Path, *args: Any, **options: Any) -> dict[str, Any]:
-        """Load weights now, and return the checkpoint; see ``load_weights_of`` for the options."""
-        return load_weights_of(self, filename, *args, **options)
+    load_checkpoint = load_weights_of
 
     def resume(self, filename: str | Path, *args: Any, **options: Any) -> None:
         """Load weights now, and let ``train()`` continue from them; options: ``resume_later``."""
@@ -199,16 +197,12 @@ class Runner:
         """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
         self.randomness.choose(self.logger, seed, *args, **options)
 
-    def build_log_processor(self, log_processor: Any) -> Any:
-        """Build the log formatter."""
-        return build_log_processor(log_processor)
-
-    def build_model(self, model: Any) -> nn.Module:
-        """Build the bare model."""
-        return build_model(model)
-
+    build_log_processor = staticmethod(build_log_formatter)
+    build_model = staticmethod(build_bare_model)
     build_dataloader = staticmethod(build_loader)
-    build_evaluator = staticmethod(build_evaluator)
+    build_evaluator = staticmethod(build_evaluator_of)
+    scale_lr = scale_rates
+    build_param_scheduler = build_schedules
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Move the model to its device, and wrap it if the run is distributed."""
@@ -229,14 +223,6 @@ class Runner:
     def build_optim_wrapper(self, optim_wrapper: Any) -> Any:
         """Build an optimizer wrapper, or several."""
         return build_optim_wrapper(self.model, optim_wrapper)
-
-    def scale_lr(self, optim_wrapper: Any, auto_scale_lr: Mapping[str, Any] | None = None) -> None:
-        """Scale the learning rates by the batch of the whole run, accumulation included."""
-        scale_rates(self, optim_wrapper, auto_scale_lr)
-
-    def build_param_scheduler(self, scheduler: Any) -> Any:
-        """Build schedules over ``optim_wrapper``."""
-        return build_schedules(self, scheduler)
 
     @property
     def hooks(self) -> list[Any]:

@@ -64,7 +64,11 @@ def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], No
     run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
     run.compiler.begin_training(run)
     log_start(run)
-    _check_metrics(run)
+    evaluator = getattr(run.val_loop, "evaluator", None)
+    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
+    if reported is not None:
+        schedulers = chain.from_iterable(named_schedulers(run.param_schedulers).values())
+        refuse_missing_metrics(reported, run.hooks, list(schedulers))
     try:
         run.train_loop.run()
     except EndOfTrainingError:  # a run() of a subclass may let it through
@@ -155,16 +159,3 @@ def explaining_lists(run: Runner) -> Iterator[None]:
             "for tensors with a row per sample; or let the model, or its data_preprocessor, take "
             "lists."
         ) from error
-
-
-def _check_metrics(run: Runner) -> None:
-    """Refuse metrics that no validation reports.
-
-    Raises:
-        ConfigError: If a hook or a schedule follows such a metric.
-    """
-    evaluator = getattr(run.val_loop, "evaluator", None)
-    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
-    if reported is not None:
-        schedulers = chain.from_iterable(named_schedulers(run.param_schedulers).values())
-        refuse_missing_metrics(reported, run.hooks, list(schedulers))

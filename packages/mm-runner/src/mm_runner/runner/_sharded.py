@@ -18,7 +18,6 @@ from mm_runner.checkpoint import (
     read_shards,
     renamed,
 )
-from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 
 if TYPE_CHECKING:
@@ -83,15 +82,6 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
                 f"the others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
             )
         return
-    own = vars(renamed(bare.state_dict(), lambda name: name.replace("_orig_mod.", "")))
-    for name, saved in getattr(weights, "_metadata", {}).items():
-        version, needed = saved.get("version"), own["_metadata"].get(name, saved).get("version")
-        if version != needed:
-            raise CheckpointError(
-                f"The checkpoint has version {version} of the module {name!r}, and the model "
-                f"version {needed}. A sharded model does not convert it: resume once without "
-                "sharding, and save it."
-            )
     if _is_spread(weights):
         sharded.load_sharded_state_dict(weights, strict=strict)
     else:

@@ -84,7 +84,7 @@ class RunState:
                 lambda: read_optimizer(
                     runner.model, runner.optim_wrapper, is_whole=not self._is_sharded
                 ),
-                self._load_optimizer,
+                lambda state: load_optimizers(runner, state),
             ),
             Part("param_schedulers", self._save_schedules, self._load_schedules),
             Part("hooks", self._save_hooks, self._load_hooks),
@@ -180,15 +180,6 @@ class RunState:
                     own[name].copy_(value)
 
     # The optimizers and their schedules.
-
-    def _load_optimizer(self, state: Mapping[str, Any] | None) -> None:
-        runner = self._runner
-        if state is None:
-            runner.logger.warning(
-                "The checkpoint has no optimizer state: the optimizer starts from the beginning."
-            )
-            return
-        load_optimizers(runner, state)
 
     def _save_schedules(self) -> Any:
         schedules = self._runner.param_schedulers

@@ -52,7 +52,11 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
 
 def log_start(runner: Runner) -> None:
     """Log devices, precision, compilation, optimizers, batch, length and places of a built run."""
-    bare, backend = unwrap_model(runner.model), runner.dist_info.backend
+    bare, device, backend = unwrap_model(runner.model), runner.device, runner.dist_info.backend
+    about = f"{torch.get_num_threads()} threads each"
+    if device.type != "cpu":
+        name_of = getattr(getattr(torch, device.type, None), "get_device_name", str)
+        about = name_of(device)
     total = sum(one.numel() for one in bare.parameters())
     trained = sum(one.numel() for one in bare.parameters() if one.requires_grad)
     dtypes = {str(one.dtype).removeprefix("torch.") for one in bare.parameters()}
@@ -60,7 +64,7 @@ def log_start(runner: Runner) -> None:
     launcher = f"launcher {runner.launcher}{f', backend {backend}' if backend else ''}"
     checkpointed = checkpointing_patterns(runner.cfg.get("activation_checkpointing"))
     lines = [
-        ("devices", f"{runner.world_size} x {_device_name(runner.device)}, {launcher}"),
+        ("devices", f"{runner.world_size} x {device.type} ({about}), {launcher}"),
         ("versions", f"{versions}, mm-runner {__version__}"),
         (
             "parameters",
@@ -92,13 +96,6 @@ def log_start(runner: Runner) -> None:
         ("seed", f"{runner.seed}{', deterministic algorithms' if runner.deterministic else ''}"),
     ]
     _log(runner, f"Training {runner.model_name}", lines)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads each)"
-    name_of = getattr(getattr(torch, device.type, None), "get_device_name", None)
-    return device.type if name_of is None else f"{device.type} ({name_of(device)})"
 
 
 def _describe_wrapper(

@@ -32,7 +32,7 @@ from mm_runner.optim import (
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
-from mm_runner.runner._resume import refuse_url
+from mm_runner.runner._resume import StartingPoint
 
 __all__ = ["make_plan"]
 
@@ -69,7 +69,7 @@ class _Plan:
     def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
         check_run(run_arguments(cfg, Runner), cfg, Runner)
         load_from = cfg.get("load_from")
-        refuse_url(load_from)
+        StartingPoint(load_from, resume=False)  # no URL
         if load_from is not None and not Path(load_from).is_file():
             raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
         if world_size < 1:
