@@ -82,34 +82,6 @@ def test_one_file_is_written_at_a_time_and_a_failure_is_told_once():
     assert order == [1, 2]
 
 
-class FailOn:
-    """Lets ``torch.save`` fail on the calls with these numbers, counted from 1."""
-
-    def __init__(self, numbers, monkeypatch):
-        self.save, self.count, self.numbers = torch.save, 0, numbers
-        monkeypatch.setattr(torch, "save", self)
-
-    def __call__(self, content, file):
-        self.count += 1
-        if self.count in self.numbers:
-            file.write(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.save(content, file)
-
-
-def test_a_failure_is_reported_at_the_next_interval_which_saves_again(make_runner, monkeypatch):
-    FailOn({2, 3}, monkeypatch)
-    runner = make_runner(
-        train_cfg={"max_epochs": 4},
-        default_hooks={"checkpoint": {"max_keep_ckpts": 1, "async_save": True}},
-    )
-    runner.train()
-    assert [path.name for path in runner.work_dir.glob("*.pth")] == ["epoch_4.pth"]
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert log.count("No space left on device") == 2
-    assert log.index("epoch_2.pth failed") < log.index("Epoch(train)  [4]")
-
-
 def test_a_run_that_ends_by_an_error_ends_after_the_file_is_whole(make_runner, tmp_path):
     with pytest.raises(Killed):
         make_runner(

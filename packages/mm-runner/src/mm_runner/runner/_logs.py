@@ -6,6 +6,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +149,10 @@ class RunVisualizer:
         """
         place, by_phase = {"step": int(step)}, dict[str, dict[str, Any]]()
         for name, given in need_mapping(scalar_dict, "visualizer.add_scalars").items():
-            is_one = getattr(given, "size", 1) == 1 or getattr(given, "numel", int)() == 1
-            value: Any = given.item() if is_one and hasattr(given, "item") else given
+            value: Any = given
+            if hasattr(given, "item"):
+                with suppress(RuntimeError, ValueError):  # of several elements
+                    value = given.item()
             if not isinstance(value, (int, float)):
                 raise ConfigError(
                     f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, "
@@ -188,14 +191,15 @@ def plain_config(value: Any) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
 
     Classes and torch's number types are written as a configuration can name them. Of a list of
-    more than 1000 items, which takes minutes to write, only the length is named.
+    more than 1000 numbers or samples, which takes minutes to write, only the length is named.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_config(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        is_long = len(value) > _LONGEST_WRITTEN
+        first = value[0] if len(value) > _LONGEST_WRITTEN else ""
+        is_of_configs = isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)
         name = f"<{type(value).__name__} of {len(value)} samples>"
-        return name if is_long else [plain_config(one) for one in value]
+        return [plain_config(one) for one in value] if is_of_configs else name
     value = str(value) if isinstance(value, PurePath) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return plain(value)  # without a subclass's name, which YAML cannot hold

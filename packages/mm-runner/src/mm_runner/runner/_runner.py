@@ -10,15 +10,14 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
-from mm_runner.reporting import build_log_processor as build_log_formatter
+from mm_runner.reporting import build_log_processor
 
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
-from ._model import RunCompiler, wrap_model
-from ._model import build_model as build_bare_model
+from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
 from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
@@ -146,6 +145,7 @@ class Runner:
         self.state, self.shard_writer = RunState(self), ShardWriter()
         if resume:  # the data are to be built with the seed of the checkpoint
             self.starting_point.find(self)
+        self.dump_config()
 
     @classmethod
     def from_cfg(cls, cfg: Mapping[str, Any]) -> Runner:
@@ -197,8 +197,14 @@ class Runner:
         """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
         self.randomness.choose(self.logger, seed, *args, **options)
 
-    build_log_processor = staticmethod(build_log_formatter)
-    build_model = staticmethod(build_bare_model)
+    def build_log_processor(self, log_processor: Any) -> Any:
+        """Build the log formatter."""
+        return build_log_processor(log_processor)
+
+    def build_model(self, model: Any) -> nn.Module:
+        """Build the bare model."""
+        return build_model(model)
+
     build_dataloader = staticmethod(build_loader)
     build_evaluator = staticmethod(build_evaluator_of)
     scale_lr = scale_rates
