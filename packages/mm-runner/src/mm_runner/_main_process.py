@@ -1,4 +1,4 @@
-"""Calls on the main process whose result or error all processes get."""
+"""Call a function on the main process, and broadcast its result or error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def run_on_main(function: Callable[[], Result]) -> Result:
-    """Call ``function`` on the main process, and give its result to all. All must call this.
+    """Call ``function`` on the main process, and broadcast its result. Every process calls this.
 
     A process that failed alone would leave the others waiting for it in their next collective.
 

@@ -1,4 +1,4 @@
-"""Checks of values that come out of a file."""
+"""Validate values read from a file."""
 
 from __future__ import annotations
 

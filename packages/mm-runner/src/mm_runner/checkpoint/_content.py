@@ -30,7 +30,7 @@ __all__ = [
     "set_rng_state",
 ]
 
-# Raised when a file of one version could not be read by the other.
+# Incremented when older versions of mm-runner cannot read new files.
 FORMAT_VERSION = 1
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
@@ -133,7 +133,7 @@ def _metadata_of(state_dict: Any) -> dict[str, Any]:
 
 
 def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
-    """Let torch load what fits; return a line for each misfit, and how many entries lack one."""
+    """Load what fits; return a line for each misfit, and the number of entries not loaded."""
     found: list[Any] = []
     untyped: Any = model
     # load_state_dict() returns these only where no shape differs.

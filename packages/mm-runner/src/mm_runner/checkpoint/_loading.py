@@ -1,4 +1,4 @@
-"""The checkpoint to resume from: the newest of a work directory whose content can be used."""
+"""Find the newest usable checkpoint of a work directory."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _LONGEST_PATH = 1024
 # No run counts further.
 _MOST = 2**53
 
-# What stands before and behind the last number in the usual names.
+# Prefix and suffix of the usual names.
 _USUAL = {("epoch_", ".pth"), ("iter_", ".pth")}
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
 def mark_latest(path: Path, work_dir: Path) -> None:
     """Let ``work_dir/last_checkpoint`` name ``path``."""
-    # Without links: ".." leads up from what a link names.
+    # Resolve links first: ".." leads up from the target of a link.
     folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(work_dir))
     name = os.path.normpath(os.path.join(folder, path.name))  # noqa: PTH118 - own separators
     write_atomically(work_dir / LAST_CHECKPOINT, lambda file: file.write(f"{name}\n".encode()))
@@ -98,7 +98,7 @@ def _files_in(directories: list[Path]) -> Iterator[Path]:
 
 
 def _kind_and_number(path: Path) -> tuple[tuple[str, str], int]:
-    """Return what stands before and behind the last number in a name, and the number."""
+    """Split a file name into what surrounds its last number, and the number."""
     found = _NUMBERED.fullmatch(path.name)
     return ((found[1], found[3]), int(found[2])) if found else ((path.name, ""), 0)
 

@@ -66,7 +66,7 @@ def check_file(path: Path, *, checksums: bool = True) -> bool:
     """
     if not os.path.isfile(path):  # noqa: PTH113 - is_file() raises if the name is too long
         raise CheckpointError(f"The checkpoint {path} was asked for; there is no such file.")
-    # Damage may have changed one end. Torch goes by the beginning, Python's reader by the end.
+    # Either end may be damaged: torch goes by the beginning, Python's reader by the end.
     if not (_begin_of(path).startswith(_ARCHIVE) or _has_end(path)):
         return False
     try:
@@ -203,7 +203,7 @@ def _has_end(path: Path) -> bool:
 
 
 class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
-    """Base of unpicklers that set no state but of allowed objects and load nothing but storages.
+    """Unpickler that sets state of allowed classes only, and loads storages only.
 
     A subclass decides in ``find_class`` which names a file may use.
     """

@@ -172,7 +172,7 @@ class BackgroundWriter:
             raise failure
 
     def join(self) -> None:
-        """Wait, and leave a failure to the next :meth:`wait`."""
+        """Wait; the next :meth:`wait` raises a failure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,4 +1,4 @@
-"""Checks of a run's configuration, before anything is built."""
+"""Check a run's configuration before anything is built."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CFG_KEYS = (
     "sync_bn",
 )
 
-# How alike a key must be to a known one to be taken for it: compiler and compile are, data_root and
-# data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
+# Similarity from which an unknown key counts as a misspelling: compiler and compile are above it,
+# data_root and data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
 _SLIP = 0.8
 
-# Keys of MMEngine's family that are for other programs or the file's own use, and look like ours.
+# Keys of OpenMMLab configs that other programs read, some of them similar to ours.
 _OTHERS_KEYS = (
     *("conv_cfg", "tta_cfg", "tta_model", "tta_pipeline"),
     *("custom_imports", "runner_type", "strategy"),
@@ -70,7 +70,7 @@ def run_arguments(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> dict[st
     """Return the arguments of a Runner in a full configuration.
 
     Raises:
-        ConfigError: If a key is a slip of another one, or one that every run needs is missing.
+        ConfigError: If a key is misspelt, or one that every run needs is missing.
     """
     checked_cfg(cfg, runner)
     for name in ("model", "work_dir"):
@@ -86,7 +86,7 @@ def argument_names(runner: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def unknown_keys(cfg: Iterable[str], runner: Callable[..., Any]) -> list[str]:
-    """List the keys of a full configuration that mean nothing to the Runner."""
+    """List the keys of a full configuration that the Runner does not know."""
     known = {*CFG_KEYS, *argument_names(runner), *_OTHERS_KEYS}
     return [str(key) for key in cfg if key not in known]
 
@@ -94,7 +94,7 @@ def unknown_keys(cfg: Iterable[str], runner: Callable[..., Any]) -> list[str]:
 def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
     """Return a full configuration as a dict, its top-level keys checked; ``None`` is an empty one.
 
-    A key close to a known one is a slip; other unknown keys are kept.
+    A key similar to a known one is an error; other unknown keys are kept.
 
     Raises:
         ConfigError: If it is no mapping, or naming the key that is wrong.
@@ -105,7 +105,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
         raise ConfigError(f"cfg: a dict is needed, got {cfg!r}.")
     known = {*CFG_KEYS, *argument_names(runner)}
     for key, value in cfg.items():
-        # MMEngine's FlexibleRunner shards or offloads by these: silence would change a run.
+        # MMEngine's FlexibleRunner shards or offloads by these: ignoring them would change a run.
         name = str(getattr(value, "__name__", value)).rpartition(".")[2]
         if value and (key == "strategy" or (key == "runner_type" and name != "Runner")):
             raise ConfigError(
@@ -116,7 +116,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
             )
         if key in known or key in _OTHERS_KEYS:
             continue
-        # Configs define variables, such as data_root: only a slip counts.
+        # Configs define variables, such as data_root: only a misspelling is an error.
         hint = did_you_mean(str(key), known, cutoff=_SLIP)
         if hint:
             raise ConfigError(

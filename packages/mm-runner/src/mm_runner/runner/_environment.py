@@ -70,7 +70,7 @@ def set_up_process(launcher: str | None, env_cfg: Mapping[str, Any] | None) -> m
 
 
 def fix_cublas_workspace(randomness: Any) -> None:
-    """Give cuBLAS workspaces of a fixed size, if ``randomness`` asks for determinism.
+    """Fix the size of cuBLAS workspaces if ``randomness`` asks for determinism.
 
     Without them torch refuses matrix products on CUDA when only deterministic algorithms may be
     used. cuBLAS reads the variable when it starts, so this comes before anything touches the
@@ -90,7 +90,7 @@ def seed_everything(seed: int) -> None:
 
 
 class RunSeed:
-    """Chooses the seed, alike on all processes, and seeds the generators of this one.
+    """Chooses one seed for all processes, and seeds the generators of this one.
 
     Args:
         randomness: ``seed`` (``None`` draws one), ``diff_rank_seed``, ``deterministic``.
@@ -100,8 +100,8 @@ class RunSeed:
         configured: What was asked for, as arguments of :meth:`choose`.
         value: The seed, once it is chosen.
         deterministic: Whether deterministic algorithms were asked for.
-        is_by_rank: Whether the generators of each process begin otherwise.
-        loader_generator: Of all loaders, and of nothing else.
+        is_by_rank: Whether each process adds its rank to the seed.
+        loader_generator: Generator of all loaders, and of nothing else.
     """
 
     def __init__(self, randomness: Mapping[str, Any] | None, rank: int) -> None:
@@ -137,7 +137,7 @@ class RunSeed:
             torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
 
     def take_over(self, seed: int | None, logger: logging.Logger) -> None:
-        """Use the seed of a checkpoint, ``None`` if it has none, from here on."""
+        """Continue with the seed of a checkpoint; ``None`` changes nothing."""
         if seed is None or seed == self.value:
             return
         if self.configured["seed"] is not None:
@@ -148,7 +148,7 @@ class RunSeed:
         self._use(seed)
 
     def reseed(self, num_steps: int) -> None:
-        """Seed every generator by the seed and ``num_steps``, for a checkpoint without states."""
+        """Seed all generators anew at step ``num_steps``, for a checkpoint without their states."""
         rank = self._rank if self.is_by_rank else 0
         seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
 

@@ -1,4 +1,4 @@
-"""Saving and leaving between two steps that all processes agree on."""
+"""Stops that all processes agree on: save and leave after the same step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIGNALS = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGUS
 
 
 class Interruption:
-    """Makes a run save, and leave, between two steps.
+    """Makes a run save and stop between two steps.
 
     SIGTERM and SIGUSR1 count as a preemption, SIGINT as Ctrl-C; any thread may also ask for the
     former. Several processes exchange their requests by a small all-reduce on the CPU, about five
@@ -69,7 +69,7 @@ class Interruption:
 
     @property
     def pending(self) -> bool:
-        """Whether there may be something to settle, never outside of a training.
+        """Whether there may be a request to settle; never outside of a training.
 
         A loop reads it once a step::
 
@@ -146,7 +146,7 @@ class Interruption:
             raise RunStopped(status)
 
     def mark(self, runner: RunView) -> None:
-        """Settle at one end of a validation, which every process reaches."""
+        """Settle at the start or end of a validation, which every process reaches."""
         self._steps_left = 1
         if self.pending:
             self.settle(runner)
@@ -159,7 +159,7 @@ class Interruption:
         return self._group is None and self._own_wish() > 0 and not runner.holds_gradients
 
     def _agreed(self) -> int:
-        """Return the strongest request of all processes, 0 if there is none or none was asked."""
+        """Return the strongest request of all processes; 0 if none, or between exchanges."""
         own = self._own_wish()
         if self._group is None:
             return own
@@ -186,7 +186,7 @@ class Interruption:
             self._wish = max(self._wish, wish)
 
     def _save(self, runner: RunView) -> str:
-        """Save a checkpoint, and return a line on it."""
+        """Save a checkpoint, and describe the result for the log."""
         if not self.saves:
             return "nothing is kept"
         hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)

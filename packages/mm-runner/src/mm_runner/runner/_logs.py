@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunLogs", "RunVisualizer", "plain_config"]
 
-# Items of a list that config.yaml still holds.
+# Longer lists of numbers or samples are not written to config.yaml.
 _LONGEST_WRITTEN = 1000
 
 
@@ -169,7 +169,7 @@ class RunVisualizer:
             self._runner.write_scalars(phase, {**scalars, **place}, step=place["step"])
 
     def add_image(self, name: str, image: Any, step: int = 0) -> None:
-        """Give an image to the writers that keep images, if there are any.
+        """Pass an image to the writers that keep images.
 
         Args:
             name: Of the image.

@@ -43,7 +43,7 @@ _STEPS = {"train_step", "val_step", "test_step"}
 
 
 def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
-    """Return the config of a model with that of a data preprocessor, unless it has its own."""
+    """Add the config of a data preprocessor to a model config without one."""
     if data_preprocessor is None or not isinstance(model, Mapping):
         return model
     merged = {"data_preprocessor": data_preprocessor, **model}
@@ -67,7 +67,7 @@ def build_model(model: Any) -> nn.Module:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Return whether a model is wrapped: by torch's, our or a registered wrapper."""
+    """Return whether a model is in a wrapper: torch's, ours, or a registered one."""
     return mm_dist.is_model_wrapper(model) or unwrap_model(model) is not model
 
 
@@ -179,11 +179,11 @@ class RunCompiler:
         return wrap_model(model), handle
 
     def begin_training(self, run: Runner) -> None:
-        """Compile the optimizers if that is configured, and say how many steps are to come."""
+        """Compile the optimizers if configured, and announce the number of steps to come."""
         handle = run.compile_handle
         if isinstance(self._cfg, Mapping) and self._cfg.get("optimizer"):
             for wrapper in named_wrappers(run.optim_wrapper).values():
-                # One that was given ready made is the same in a second training.
+                # An assigned optimizer is the same object in a second training.
                 if not any(wrapper.optimizer is known for known in self._optimizers):
                     handle.compile_optimizer(wrapper.optimizer)
                     self._optimizers.append(wrapper.optimizer)

@@ -1,4 +1,4 @@
-"""The optimizers and schedules of a run: checked as built, and as loaded from a checkpoint."""
+"""Check, scale, build and restore the optimizers and schedules of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ADDED = {"initial_lr", "param_names", "params"}
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
-    """Check that the optimizer wrapper, or several of them, can train the model.
+    """Check that the optimizer wrapper, or each of several, can train the model.
 
     Raises:
         ConfigError: If not, also for how the model is wrapped.
@@ -129,7 +129,7 @@ def build_schedules(runner: Runner, scheduler: Any) -> Any:
 
 
 def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
-    """Check that schedules are over the optimizers that are trained with.
+    """Check that the schedules change the optimizers of this training.
 
     Raises:
         ConfigError: If not.

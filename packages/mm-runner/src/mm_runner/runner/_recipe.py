@@ -159,11 +159,11 @@ class Recipe:
 
 
 class _PartOfRun(NamedTuple):
-    """What a method builds for a run, and its arguments do not say.
+    """Context of a ``build_*`` call for a run, beyond MMEngine's arguments.
 
     Args:
         where: Path of the config.
-        settings: What a loader needs to know of the run.
+        settings: Seed, ranks and device of a loader.
     """
 
     where: str
@@ -174,7 +174,7 @@ _part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", defau
 
 
 def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
-    """Return what a ``build_*`` method of the Runner returns.
+    """Call a ``build_*`` method of the Runner, which a subclass may override.
 
     Raises:
         ConfigError: If it returned nothing.
@@ -229,7 +229,7 @@ def build_evaluator_of(evaluator: Any) -> Any:
 
 
 def _loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
-    """Build the loader of a phase by the Runner's method, which a subclass may override."""
+    """Build the loader of a phase by ``build_dataloader``, which a subclass may override."""
     where, seed = f"{phase}_dataloader", run.seed
     settings = DataSettings(seed, run.loader_generator, run.rank, run.world_size, run.device)
     by_rank = run.randomness.is_by_rank
@@ -237,7 +237,7 @@ def _loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
         loader = built_by(run, "build_dataloader", cfg, seed=seed, diff_rank_seed=by_rank)
     if isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
         return loader
-    # A subclass made it as it liked: it is like one that was given ready-made.
+    # An override built it: treat it as a DataLoader that was passed in.
     return build_dataloader(loader, settings, shuffle=phase == "train", where=where)
 
 

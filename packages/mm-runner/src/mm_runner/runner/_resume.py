@@ -1,4 +1,4 @@
-"""Starting a run from a checkpoint: find, check, load, restore."""
+"""Start a run from a checkpoint: find, read, load or resume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COPIED = ("state_dict", "optimizer", "ema_state_dict")
 
 
 class StartingPoint:
-    """The checkpoint that a run begins with, read once and loaded once.
+    """The checkpoint that a run starts from, read once and loaded once.
 
     Args:
         load_from: A file, or ``None``.
@@ -102,7 +102,7 @@ class StartingPoint:
 
 
 def load_or_resume(runner: Runner, start: StartingPoint) -> None:
-    """Load the checkpoint that a run begins with, once.
+    """Load the checkpoint that a run starts from, once.
 
     A training that resumes restores all of it, also after an evaluation, which loads the weights.
 
@@ -213,9 +213,9 @@ def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> 
     try:
         if content is None and (sharded is None or runner.rank == 0):
             content = load_checkpoint_file(path, shards=sharded is None)
-        elif content is None:  # the main process hands out the tensors of the file
+        elif content is None:  # the main process broadcasts the tensors of the file
             mapped = read_file(path, is_mapped=True)
-            # What a process continues with must not depend on a file that is removed one day.
+            # The file may be removed while the run trains.
             content = {
                 key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
             }

@@ -1,4 +1,4 @@
-"""The Runner: composes a run of its parts, and trains, validates and tests with them."""
+"""The Runner: composes the parts of a run, and trains, validates and tests with them."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Runner:
         """Load weights now, and let ``train()`` continue from them; options: ``resume_later``."""
         self.starting_point = resume_later(self, filename, *args, **options)
 
-    # Building parts of the run, or further ones for a script.
+    # Build parts of the run, or others for a script.
 
     def setup_env(self, env_cfg: Mapping[str, Any] | None) -> None:
         """Join the other processes, and set the switches of ``env_cfg``; sets ``dist_info``."""
@@ -236,7 +236,7 @@ class Runner:
         return self.hooks_list.hooks
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Let every hook act at ``stage``: one of ``mm_runner.hooks.STAGES``, or of your own."""
+        """Call every hook's ``stage``: one of ``mm_runner.hooks.STAGES``, or your own."""
         loop: Any = vars(self).get("train_loop")
         if hasattr(loop, "enter_stage"):
             loop.enter_stage(stage)
@@ -261,7 +261,7 @@ class Runner:
 
     @property
     def seed(self) -> int:
-        """What all random numbers of the run, and the order of its data, come from."""
+        """Seed of all random numbers of the run, and of the order of its data."""
         return self.randomness.value
 
     @property

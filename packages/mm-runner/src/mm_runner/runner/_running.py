@@ -1,4 +1,4 @@
-"""A training and an evaluation, from the first hook to cleaning up."""
+"""Run a training or an evaluation, from the first hook to the clean-up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "train"]
 
-# The errors of torch's layers, and of code that takes a batch for a tensor, about a list.
+# Errors about a list where torch, or the model, expects a tensor.
 _NOT_LIST = re.compile(r"must be .*[tT]ensor.*not list|got \(list|'list' object has no attribute")
 
 
@@ -96,7 +96,7 @@ def evaluate(run: Runner, phase: str) -> dict[str, float]:
 
 @contextmanager
 def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
-    """Let hooks and loops clean up after the block, all of them, whatever fails meanwhile.
+    """Clean up every hook and loop after the block, even if some of them fail.
 
     Raises:
         Exception: The first that cleaning up raised, unless the block raised one. The log has all.

@@ -1,4 +1,4 @@
-"""The weights of a model, and the optimizer of a sharded one.
+"""Read and restore the weights and the optimizer of a plain or sharded model.
 
 A wrapper whose parameters are spread over the processes offers ``full_state_dict`` and its
 counterparts (``mm_dist.MMFullyShardedDataParallel`` does); all processes call these together.
@@ -117,7 +117,7 @@ def read_optimizer(model: nn.Module, optim_wrapper: Any, *, is_whole: bool) -> d
 
 
 def write_optimizer(model: nn.Module, optim_wrapper: Any, saved: Mapping[str, Any]) -> None:
-    """Load the optimizer state, and give the wrapper its extras. Every process must call this."""
+    """Load the state of optimizer and wrapper. Every process must call this."""
     sharded = as_sharded(model)
     if sharded is None:
         optim_wrapper.load_state_dict(saved)
@@ -150,7 +150,7 @@ def read_own_shards(
     Raises:
         CheckpointError: If the folder does not fit.
     """
-    # Whatever is saved of a parameter (its moments, its average) has its shape, and its layout.
+    # The moments and the average of a parameter have its shape and layout.
     alike = {one.shape: one.detach() for one in model.parameters() if hasattr(one, "placements")}
 
     def empty(shape: torch.Size, *, dtype: torch.dtype) -> torch.Tensor:

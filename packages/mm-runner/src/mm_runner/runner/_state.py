@@ -1,4 +1,4 @@
-"""The stateful parts of a run, one list; saving them to a checkpoint and restoring them."""
+"""Save the stateful parts of a run to a checkpoint, and restore them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "RunState", "write_snapshot"]
 
-# Left out of a checkpoint where they are empty.
+# Left out of a checkpoint if empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
 # Errors of code that loads values of other types or sizes than it saves.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -256,7 +256,7 @@ class RunState:
         loop.load_state_dict(state)
 
     def _position_elsewhere(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this process's position from that of another number of processes, and warn."""
+        """Convert a position in the data to this number of processes, and warn."""
         runner = self._runner
         if "position" not in state:
             return dict(state)

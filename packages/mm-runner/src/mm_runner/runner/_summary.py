@@ -1,4 +1,4 @@
-"""The first and the last lines of a training's log."""
+"""Log a summary at the start and at the end of a training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["RunReceipt", "batch_of_process", "describe_optimizer", "log_start"]
 
 
 def batch_of_process(loader: Any) -> int | None:
-    """Return how many samples of one process a whole batch has; ``None`` if nobody knows."""
+    """Return the batch size of one process; ``None`` if it is unknown."""
     size = getattr(loader, "batch_size", None)
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -36,7 +36,7 @@ def batch_of_process(loader: Any) -> int | None:
 
 
 def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
-    """Name an optimizer, and the implementation of its step that is really used.
+    """Name an optimizer and the implementation of its step.
 
     Example:
         >>> describe_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
@@ -51,7 +51,7 @@ def describe_optimizer(optimizer: Any, *, is_compiled: bool = False) -> str:
 
 
 def log_start(runner: Runner) -> None:
-    """Log devices, precision, compilation, optimizers, batch, length and places of a built run."""
+    """Log what a training will use: devices, precision, optimizers, batch size, length, paths."""
     bare, device, backend = unwrap_model(runner.model), runner.device, runner.dist_info.backend
     about = f"{torch.get_num_threads()} threads each"
     if device.type != "cpu":
