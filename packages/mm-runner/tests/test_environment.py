@@ -9,7 +9,6 @@ from strict_task import strict_config
 from toy import NO_VALIDATION
 
 import mm_dist
-from mm_runner import ConfigError
 from mm_runner.cli import main
 from mm_runner.runner._environment import fix_cublas_workspace
 
@@ -94,10 +93,6 @@ def test_no_launcher_means_auto_for_check_and_train_alike(tmp_path, monkeypatch,
     assert "training began" in capsys.readouterr().err  # by which the model ends it
 
 
-def test_a_run_may_be_given_no_launcher(make_runner):
-    assert make_runner(launcher=None, **NO_VALIDATION).launcher == "none"
-
-
 @pytest.mark.parametrize(
     "dist_cfg", [{"backend": "smddp"}, {"device_type": "privateuseone"}], ids=["backend", "device"]
 )
@@ -105,9 +100,3 @@ def test_a_run_may_be_given_no_launcher(make_runner):
 def test_a_group_that_exists_may_be_of_any_kind(make_runner, dist_cfg):
     runner = make_runner(env_cfg={"dist_cfg": dist_cfg}, **NO_VALIDATION)
     assert runner.device.type == "cpu"
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_what_a_group_that_exists_does_not_decide_is_checked_as_ever(make_runner):
-    with pytest.raises(ConfigError, match=r"env_cfg\.dist_cfg\.port: "):
-        make_runner(env_cfg={"dist_cfg": {"port": 99999}}, **NO_VALIDATION)

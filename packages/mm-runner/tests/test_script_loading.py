@@ -5,7 +5,7 @@ import torch
 from toy import NO_VALIDATION, Classifier, Killed, RecordRates, StopBeforeEpoch, weights_of
 
 from mm_runner import CheckpointError, ConfigError
-from mm_runner.checkpoint import load_checkpoint_file, save_checkpoint_file
+from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 
 OPTIONS = {
@@ -113,19 +113,6 @@ def test_a_script_loads_what_the_runner_was_told_to_begin_with(make_runner, whol
     make_runner().load_or_resume()  # nothing
 
 
-def test_weights_of_a_model_with_a_part_called_module_are_loaded_by_a_run(make_runner, tmp_path):
-    class Holder(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.module = torch.nn.Linear(2, 2)
-
-    saved = Holder().state_dict()
-    save_checkpoint_file({"state_dict": saved}, tmp_path / "w.pth")
-    runner = make_runner(model=Holder(), load_from=str(tmp_path / "w.pth"))
-    runner.load_or_resume()
-    assert torch.equal(runner.model.module.weight, saved["module.weight"])
-
-
 def test_a_script_that_resumes_what_does_not_fit_is_told(make_runner, whole):
     class Other(Classifier):
         def __init__(self):
@@ -137,11 +124,3 @@ def test_a_script_that_resumes_what_does_not_fit_is_told(make_runner, whole):
         runner.resume(first_of(whole))
     runner.train()
     assert runner.iter == 12
-
-
-def test_a_stop_that_a_script_catches_goes_on_after_a_resume_of_its_own(make_runner, whole):
-    runner = make_runner(**OPTIONS, custom_hooks=[StopBeforeEpoch(2)])
-    runner.resume(first_of(whole))
-    with pytest.raises(Killed):
-        runner.train()
-    assert runner.epoch == 2
