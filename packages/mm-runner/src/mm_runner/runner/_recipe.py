@@ -41,8 +41,7 @@ class Recipe:
 
     Attributes:
         cfg: The full configuration, copied.
-        given: All that is configured.
-        resolved: The same in primitives.
+        resolved: All that is configured, in primitives.
         writers: Configs of the writers of scalars, by path.
 
     Raises:
@@ -57,8 +56,7 @@ class Recipe:
         self._auto_scale_lr = arguments["auto_scale_lr"]
         self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
         given = {name: value for name, value in arguments.items() if value is not None}
-        self.given = {**given, **self.cfg}
-        self.resolved: dict[str, Any] = plain_config(self.given)
+        self.resolved: dict[str, Any] = plain_config({**given, **self.cfg})
         self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
         self._trained: Any = None  # the optimizer wrapper of the last training
 
