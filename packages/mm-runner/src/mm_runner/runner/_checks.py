@@ -67,11 +67,7 @@ def check_run(
 
 
 def run_arguments(cfg: Mapping[str, Any], runner: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments of a Runner in a full configuration.
-
-    Raises:
-        ConfigError: If a key is misspelt, or one that every run needs is missing.
-    """
+    """Return the arguments of a Runner in a full configuration, and check its keys."""
     checked_cfg(cfg, runner)
     for name in ("model", "work_dir"):
         if name not in cfg:

@@ -92,12 +92,8 @@ def seed_everything(seed: int) -> None:
 class RunSeed:
     """Chooses one seed for all processes, and seeds the generators of this one.
 
-    Args:
-        randomness: ``seed`` (``None`` draws one), ``diff_rank_seed``, ``deterministic``.
-        rank: Index of this process.
-
     Attributes:
-        configured: What was asked for, as arguments of :meth:`choose`.
+        configured: What ``randomness`` asked for, as arguments of :meth:`choose`.
         value: The seed, once it is chosen.
         deterministic: Whether deterministic algorithms were asked for.
         is_by_rank: Whether each process adds its rank to the seed.
@@ -119,11 +115,7 @@ class RunSeed:
         diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
         deterministic: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
-        """Seed every generator of this process, and switch to deterministic algorithms if asked.
-
-        Raises:
-            ConfigError: If ``seed`` is no seed.
-        """
+        """Seed every generator of this process, and switch to deterministic algorithms if asked."""
         check_randomness({"seed": seed}, "randomness")
         fix_cublas_workspace({"deterministic": deterministic})
         self.configured["seed"] = seed

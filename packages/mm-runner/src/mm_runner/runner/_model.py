@@ -51,11 +51,7 @@ def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
 
 
 def build_model(model: Any) -> nn.Module:
-    """Build the model.
-
-    Raises:
-        ConfigError: If ``model`` is neither.
-    """
+    """Build the model from its config; a module is returned as it is."""
     if isinstance(model, nn.Module):
         return model
     if not isinstance(model, Mapping):
@@ -74,11 +70,7 @@ def is_wrapped(model: nn.Module) -> bool:
 def wrap_model(
     model: nn.Module, wrapper_cfg: Any, cfg: Mapping[str, Any], dist_info: DistInfo
 ) -> nn.Module:
-    """Move the model to its device, and wrap it if the run is distributed.
-
-    Raises:
-        ConfigError: If the model is wrapped already and ``model_wrapper_cfg`` asks for more.
-    """
+    """Move the model to its device, and wrap it if the run is distributed."""
     if is_wrapped(model):
         if wrapper_cfg is not None:
             raise ConfigError(
@@ -154,10 +146,9 @@ class RunCompiler:
         dist_info: DistInfo,
         wrap_model: Callable[[nn.Module], nn.Module],
     ) -> tuple[nn.Module, mm_compile.CompileHandle]:
-        """Compile and wrap the model; nothing is compiled before the first call.
+        """Compile and wrap the model; return it and the compile handle.
 
-        Returns:
-            The model, wrapped if the run is distributed, and the handle of what is compiled.
+        Nothing is compiled before the first call.
         """
         import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
 

@@ -44,11 +44,7 @@ _ADDED = {"initial_lr", "param_names", "params"}
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
-    """Check that the optimizer wrapper, or each of several, can train the model.
-
-    Raises:
-        ConfigError: If not, also for how the model is wrapped.
-    """
+    """Refuse an optimizer wrapper, or several, that cannot train the model as it is wrapped."""
     step = getattr(type(model), "train_step", None)
     is_ours = step is MMDistributedDataParallel.train_step or as_sharded(model) is not None
     has_no_step = step is None and unwrap_model(model) is not model
@@ -129,11 +125,7 @@ def build_schedules(runner: Runner, scheduler: Any) -> Any:
 
 
 def check_schedules(optim_wrapper: Any, schedules: Any) -> None:
-    """Check that the schedules change the optimizers of this training.
-
-    Raises:
-        ConfigError: If not.
-    """
+    """Refuse schedules that change other optimizers than those of this training."""
     wrappers = named_wrappers(optim_wrapper).values()
     known = {id(group) for wrapper in wrappers for group in wrapper.param_groups}
     for one in chain.from_iterable(named_schedulers(schedules).values()):

@@ -61,13 +61,7 @@ class Recipe:
         self._trained: Any = None  # the optimizer wrapper of the last training
 
     def check_phase(self, phase: str, asked: str, of: type[Exception] = ConfigError) -> None:
-        """Raise unless ``phase`` is configured.
-
-        Args:
-            phase: ``"train"``, ``"val"`` or ``"test"``.
-            asked: What was called or read, for the message.
-            of: Type of the error.
-        """
+        """Raise an error of type ``of`` about ``asked`` unless ``phase`` is configured."""
         if not self._phases[phase]:
             last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
             raise of(
@@ -157,26 +151,17 @@ class Recipe:
 
 
 class _PartOfRun(NamedTuple):
-    """Context of a ``build_*`` call for a run, beyond MMEngine's arguments.
+    """Context of a ``build_*`` call for a run, beyond MMEngine's arguments."""
 
-    Args:
-        where: Path of the config.
-        settings: Seed, ranks and device of a loader.
-    """
-
-    where: str
-    settings: DataSettings | None = None
+    where: str  # path of the config
+    settings: DataSettings | None = None  # of a loader
 
 
 _part: ContextVar[_PartOfRun | None] = ContextVar("mm_runner_part_of_run", default=None)
 
 
 def built_by(run: Runner, method: str, *arguments: Any, **options: Any) -> Any:
-    """Call a ``build_*`` method of the Runner, which a subclass may override.
-
-    Raises:
-        ConfigError: If it returned nothing.
-    """
+    """Call a ``build_*`` method of the Runner, which a subclass may override."""
     built = getattr(run, method)(*arguments, **options)
     if built is None:
         raise ConfigError(f"{type(run).__name__}.{method}() returned None; return what it builds.")

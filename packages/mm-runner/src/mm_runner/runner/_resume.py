@@ -199,12 +199,7 @@ def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
 
 
 def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read a checkpoint on every process.
-
-    Args:
-        runner: The run.
-        path: The file.
-        content: What this process has read already.
+    """Read a checkpoint on every process; ``content`` is what this one has read already.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.

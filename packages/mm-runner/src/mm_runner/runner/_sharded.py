@@ -51,9 +51,7 @@ def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
 def read_weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
     """Return the weights, by the names of the bare model. Every process must call this.
 
-    Args:
-        model: The wrapped model.
-        is_whole: Gather those of a sharded model on the first process.
+    With ``is_whole`` those of a sharded model are gathered on the first process.
     """
     sharded, weights = as_sharded(model), unwrap_model(model).state_dict()
     if sharded is not None:
@@ -91,11 +89,8 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
 def read_optimizer(model: nn.Module, optim_wrapper: Any, *, is_whole: bool) -> dict[str, Any]:
     """Return the optimizer state, by positions. Every process must call this.
 
-    Args:
-        model: The wrapped model.
-        optim_wrapper: Of its optimizer.
-        is_whole: Gather that of a sharded model on the first process; the others get only what is
-            not the optimizer's own. Otherwise tensors stay spread over all.
+    With ``is_whole`` that of a sharded model is gathered on the first process, and the others get
+    only the state of the wrapper.
     """
     state: dict[str, Any] = optim_wrapper.state_dict()
     sharded = as_sharded(model)
@@ -145,11 +140,7 @@ def write_optimizer(model: nn.Module, optim_wrapper: Any, saved: Mapping[str, An
 def read_own_shards(
     model: MMFullyShardedDataParallel, checkpoint: dict[str, Any], path: Path
 ) -> None:
-    """Put this process's shards of the tensors in the checkpoint's folder into ``checkpoint``.
-
-    Raises:
-        CheckpointError: If the folder does not fit.
-    """
+    """Put this process's shards of the tensors in the checkpoint's folder into ``checkpoint``."""
     # The moments and the average of a parameter have its shape and layout.
     alike = {one.shape: one.detach() for one in model.parameters() if hasattr(one, "placements")}
 

@@ -103,9 +103,7 @@ class RunState:
     def snapshot(self, *, leave_out: Collection[str] = (), is_sharded: bool = False) -> Any:
         """Return the state by names of parts. Every process must call this.
 
-        Args:
-            leave_out: Names of parts.
-            is_sharded: Leave the tensors of a sharded model spread over the processes.
+        With ``is_sharded`` the tensors of a sharded model stay spread over the processes.
 
         Raises:
             CheckpointError: On all processes, if the state of one cannot be saved.

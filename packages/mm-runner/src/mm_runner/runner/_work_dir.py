@@ -74,10 +74,6 @@ def holding_work_dir(run: Runner, *, is_fresh: bool) -> Iterator[Callable[[], No
     The main process holds a POSIX record lock, which works on NFS too, which forked workers do not
     inherit, and which the system releases when the process dies.
 
-    Args:
-        run: The run.
-        is_fresh: Whether it trains from the start.
-
     Yields:
         Deletes the checkpoints that a fresh run with ``overwrite`` finds, but for the one it starts
         from; every process calls it once the run is able to train.
