@@ -41,7 +41,8 @@ class Recipe:
 
     Attributes:
         cfg: The full configuration, copied.
-        resolved: All that is configured, in primitives.
+        given: All that is configured.
+        resolved: The same in primitives.
         writers: Configs of the writers of scalars, by path.
 
     Raises:
@@ -56,7 +57,8 @@ class Recipe:
         self._auto_scale_lr = arguments["auto_scale_lr"]
         self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
         given = {name: value for name, value in arguments.items() if value is not None}
-        self.resolved: dict[str, Any] = plain_config({**given, **self.cfg})
+        self.given = {**given, **self.cfg}
+        self.resolved: dict[str, Any] = plain_config(self.given)
         self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
         self._trained: Any = None  # the optimizer wrapper of the last training
 
