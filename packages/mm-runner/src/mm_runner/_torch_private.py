@@ -18,7 +18,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import lr_scheduler
 from typing_extensions import override
 
