@@ -84,7 +84,7 @@ class AbstractTrainLoop(ABC):
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
-        self.batches = self._batches_of(dataloader)
+        self.batches = BatchFeed(dataloader, runner)
         self._limit: int | None = None
         self._step: Any = None
         self._optim_wrapper: Any = None
@@ -180,6 +180,8 @@ class AbstractTrainLoop(ABC):
     def enter_stage(self, stage: str) -> None:
         """Count an epoch, or a step, before the hooks of ``stage`` act."""
         if stage == "before_train_epoch":
+            if self._has_own_body:  # it may take its steps itself, which nothing stops in between
+                self._settle()
             self._begin_pass()
         elif stage == "after_train_epoch" and self.by_epoch:
             self._epochs_done, self._batches_done = self.epoch + 1, 0
@@ -190,18 +192,13 @@ class AbstractTrainLoop(ABC):
             if not self._has_own_body:
                 self._batches_done = self.batches.batch
 
-    def leave_stage(self, stage: str) -> None:
-        """Stop between two epochs of a body that takes its steps itself, if that was asked for."""
-        if stage == "after_train_epoch" and self.by_epoch and self._has_own_body:
-            self._settle()
-
     def _begin_pass(self) -> None:
         """Restore the generators as the pass began, before anything of it draws from them."""
         self._step = train_step_of(self.runner.model)
         self._optim_wrapper = self.runner.optim_wrapper
         if self.dataloader is not self.batches.loader:
             self.batches.close()
-            self.batches = self._batches_of(self.dataloader)
+            self.batches = BatchFeed(self.dataloader, self.runner)
         self._pass_start, resumed = DataPosition(self.epoch, samples=0), self._resumed
         if resumed is not None:
             start = DataPosition(**resumed["position"])
@@ -230,15 +227,6 @@ class AbstractTrainLoop(ABC):
         if self._resumed is not None and self._resumed_rng and self._pass_start.is_begun:
             set_rng_state(self._resumed_rng, self.runner.device)
         self._resumed = self._resumed_rng = None
-
-    def _batches_of(self, loader: Any) -> BatchFeed:
-        if isinstance(loader, dict) or not hasattr(loader, "__iter__"):
-            raise ConfigError(
-                f"{type(self).__name__}.dataloader is {type(loader).__name__}, which gives no "
-                "batches. Give it a DataLoader, as runner.build_dataloader(cfg, seed=runner.seed) "
-                "returns it."
-            )
-        return BatchFeed(loader, self.runner)
 
     # Steps.
 

@@ -241,8 +241,6 @@ class Runner:
         if hasattr(loop, "enter_stage"):
             loop.enter_stage(stage)
         self.hooks_list.call(self, stage, **arguments)
-        if hasattr(loop, "enter_stage"):
-            loop.leave_stage(stage)
 
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook or its config; it acts from the next call of a stage on."""
