@@ -132,8 +132,6 @@ def test_the_last_and_the_best_are_published(run):
         assert set(load_checkpoint_file(path)) == {"meta", "state_dict"}
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         assert path.stem.endswith(f"-{digest[:8]}")
-    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
-    assert "published_keys: epoch_1.pth has no 'odd'" in log
     assert (runner.work_dir / "last_checkpoint").read_text() == "epoch_1.pth\n"
 
 
@@ -284,7 +282,6 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"published_keys": 1}, r"published_keys: a name or a list of names.*got 1"),
         ({"save_best": ["auto", "acc"]}, r"save_best: .*'auto' alone"),
         (
             {"save_best": ["acc"], "rule": ["less", "less"]},
@@ -297,7 +294,7 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
         ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
     ],
     ids=[
-        *("published", "auto-and-more", "rules"),
+        *("auto-and-more", "rules"),
         *("text", "begin", "metric", "rule", "template"),
     ],
 )
@@ -355,14 +352,6 @@ def test_auto_passes_over_tables_and_a_metric_by_name_is_a_number():
 def test_rule_is_told_from_the_name_of_the_metric(metric, rule):
     found = follow(CheckpointHook(save_best=metric), {metric: 0.5}, {metric: 0.6})
     assert len(found) == (2 if rule == "greater" else 1)
-
-
-def test_a_metric_whose_rule_cannot_be_guessed_asks_for_one(run):
-    metric = Scripted(name="odd", values=[1, 2])
-    with pytest.raises(
-        ConfigError, match=r"rule: whether a greater or a less 'odd'.*rule='greater'"
-    ):
-        run({"save_best": "odd"}, epochs=2, val_evaluator=metric)
 
 
 def test_validation_outside_training_saves_nothing(make_runner, caplog):

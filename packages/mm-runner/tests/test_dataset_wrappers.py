@@ -5,9 +5,8 @@ import pickle
 
 import pytest
 import torch
-from test_resume_midway import train_whole_and_in_parts
 from torch.utils.data import Dataset, IterableDataset
-from toy import NO_VALIDATION, Blobs
+from toy import Blobs
 from typing_extensions import override
 
 from mm_runner import ConfigError
@@ -56,17 +55,6 @@ class Endless(IterableDataset):
         return 3
 
 
-class LabelledBlobs(Blobs):
-    """One category is rare: of 24 samples, 4 have it."""
-
-    def __init__(self, size=24, noise=0.0):
-        super().__init__(size, noise)
-        self.labels = torch.where(torch.arange(size) < size // 6, 2, torch.arange(size) % 2)
-
-    def get_cat_ids(self, index):
-        return self.labels[index].reshape(1)
-
-
 def test_concatenated_datasets_follow_one_another():
     parts = [Labelled("a", 3), Labelled("empty", 0), ["x", "y"]]
     dataset = ConcatDataset(parts)
@@ -111,14 +99,6 @@ def test_rare_categories_are_repeated_by_the_factor_of_lvis():
     assert [expected.count(("a", index)) for index in range(10)] == [1, 1, 1, 1, 1, 2, 2, 2, 3, 1]
     assert inner.num_asked == 10
     assert dataset.get_cat_ids(len(dataset) - 2) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("kind", [tuple, torch.tensor, set], ids=["tuple", "tensor", "set"])
-def test_categories_come_in_any_container(kind):
-    cats = [kind([1]), kind([1]), kind([1]), kind([2])]
-    assert len(ClassBalancedDataset(Labelled("a", 4, cats=cats), oversample_thr=0.5)) == 5
-    listed = [[torch.tensor(1)], [torch.tensor(1)], [torch.tensor(1)], [torch.tensor(2)]]
-    assert len(ClassBalancedDataset(Labelled("a", 4, cats=listed), oversample_thr=0.5)) == 5
 
 
 def test_metainfo_is_the_first_ones_and_has_to_agree():
@@ -196,34 +176,3 @@ def test_an_error_begins_with_the_path_in_the_configuration(make_runner, change,
     dataset = {"type": "RepeatDataset", "times": 2, "dataset": [1], **change}
     with pytest.raises((ConfigError, LookupError), match=message):
         make_runner(train_dataloader={"dataset": dataset, "batch_size": 2}).train()
-
-
-def _rare_blobs(noise=0.0):
-    return {
-        "type": "ConcatDataset",
-        "datasets": [
-            {"type": "RepeatDataset", "times": 2, "dataset": {"type": Blobs, "size": 7}},
-            {
-                "type": "ClassBalancedDataset",
-                "oversample_thr": 0.4,
-                "dataset": {"type": LabelledBlobs, "size": 12, "noise": noise},
-            },
-        ],
-    }
-
-
-def test_a_run_goes_on_from_the_middle_of_an_epoch_exactly(make_runner, tmp_path):
-    pytest.importorskip("numpy")
-
-    def arguments():
-        return {
-            "train_dataloader": {
-                "dataset": _rare_blobs(noise=0.5),
-                "batch_size": 4,
-                "num_workers": 2,
-                "collate_fn": "default_collate",
-            },
-            **NO_VALIDATION,
-        }
-
-    train_whole_and_in_parts(make_runner, tmp_path, arguments, [3, 9, None])

@@ -103,27 +103,6 @@ def config_of(runner):
     return path
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        ["coco", "lvis"],
-        [{"type": "Joined", "ann_file": "a"}, {"type": "Joined"}],
-        [{"type": "Joined"}] * 1001,
-    ],
-    ids=["names", "configs", "many"],
-)
-def test_the_configuration_of_a_run_keeps_settings_called_dataset(make_runner, value):
-    dataset = {"type": Joined, "dataset": value, "datasets": value}
-    runner = make_runner(
-        train_dataloader=loader(dataset),
-        cfg={"own": {"dataset": value, "datasets": value}},
-    )
-    config = yaml.safe_load(config_of(runner).read_text())
-    kept = config["train_dataloader"]["dataset"]
-    assert kept["dataset"] == kept["datasets"] == value
-    assert config["own"] == {"dataset": value, "datasets": value}
-
-
 def test_the_configuration_of_a_run_names_long_lists_of_data_by_their_length(make_runner):
     many = _SAMPLES * 50
     subset = {"type": "torch.utils.data:Subset", "dataset": many, "indices": list(range(1100))}

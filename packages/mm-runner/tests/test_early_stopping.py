@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from toy import Killed, Scripted, StopBeforeEpoch
 
@@ -151,13 +149,6 @@ def test_a_metric_that_is_no_number_is_an_error(make_runner):
     runner = make_runner(custom_hooks=[hook], val_evaluator=Scripted(values=["high"]))
     with pytest.raises(ConfigError, match=r"EarlyStoppingHook\.monitor: .*'high' for it; a number"):
         runner.train()
-
-
-def test_the_state_is_what_was_seen():
-    hook = EarlyStoppingHook("accuracy")
-    assert hook.state_dict() == {"best_score": -math.inf, "wait_count": 0}
-    hook.load_state_dict({"best_score": 0.5, "wait_count": 2})
-    assert (hook.best_score, hook.wait_count) == (0.5, 2)
 
 
 @pytest.mark.parametrize(

@@ -85,23 +85,6 @@ def test_a_step_that_was_not_done_does_not_count(kind, known):
     assert found[-1] == pytest.approx(averages_of(kind, steps=done, **options)[-1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_an_average_of_half_precision_moves_by_less_than_it_can_hold(dtype):
-    model = nn.Linear(1, 1, bias=False).to(dtype)
-    average = ExponentialMovingAverage(model, momentum=0.001)
-    nn.init.constant_(model.weight, 1.0)
-    average.update()
-    nn.init.constant_(model.weight, 2.0)
-    for _ in range(10):
-        average.update()
-    assert average.tensors()["weight"].item() == pytest.approx(2 - 0.999**10, rel=1e-5)
-    average.apply()
-    assert model.weight.dtype == dtype
-    assert model.weight.item() == pytest.approx(1.01, rel=1e-2)
-    average.restore()
-    assert model.weight.item() == 2.0
-
-
 def test_averages_are_applied_and_restored():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(requires_grad=False)
@@ -478,11 +461,6 @@ def test_a_validation_that_fails_leaves_the_model_its_own_weights(make_runner):
         runner.train()
     assert_equal(weights_of(runner.model), kept.trained[-1])
     assert not kept.validated[0]["layers.0.weight"].equal(kept.trained[-1]["layers.0.weight"])
-
-
-def test_a_model_has_one_average(make_runner):
-    with pytest.raises(ConfigError, match=r"custom_hooks\[1\]: a second EMAHook was given"):
-        make_runner(custom_hooks=[EMAHook(), EMAHook(momentum=0.1)]).train()
 
 
 def test_a_custom_average_is_used(make_runner):

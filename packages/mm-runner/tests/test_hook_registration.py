@@ -16,16 +16,10 @@ def hook_at(stage, act, **attributes):
 @pytest.mark.parametrize(
     ("stage", "times"),
     [
-        ("before_run", 1),
         ("before_train", 1),
-        ("before_train_epoch", 2),
         ("before_train_iter", 4),
-        ("after_train_iter", 4),
         ("after_train_epoch", 2),
-        ("before_val_epoch", 2),
-        ("before_val_iter", 4),
         ("after_val_iter", 4),
-        ("after_train", 1),
     ],
 )
 @pytest.mark.parametrize("priority", ["HIGHEST", "LOWEST"])
@@ -46,19 +40,6 @@ def test_a_hook_registered_in_a_stage_acts_from_its_next_call_on(
     own = ["adding", "behind"]
     both = ["late", *own] if priority == "HIGHEST" else [*own, "late"]
     assert log == own + both * (times - 1)
-
-
-def test_what_is_registered_before_a_step_acts_after_it(make_runner):
-    log = []
-
-    def add(runner):
-        if runner.iter == 1:
-            runner.register_hook(
-                hook_at("after_train_iter", lambda run: log.append(run.iter)), "HIGHEST"
-            )
-
-    make_runner(custom_hooks=[hook_at("before_train_iter", add)]).train()
-    assert log == list(range(1, 12))
 
 
 def test_a_hook_registered_between_two_trainings_acts_in_the_second(make_runner):
@@ -116,9 +97,3 @@ def test_several_are_registered_at_once_as_objects_or_configs(make_runner):
 def test_one_hook_is_no_list_of_hooks(make_runner, given):
     with pytest.raises(ConfigError, match=r"register_custom_hooks: a list of hooks is needed"):
         make_runner().register_custom_hooks(given)
-
-
-def test_hooks_tell_their_stages():
-    acting = hook_at("before_train", lambda _: None)
-    assert acting.get_triggered_stages() == ["before_train"]
-    assert "before_train" in acting.stages

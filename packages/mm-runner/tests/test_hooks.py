@@ -1,4 +1,3 @@
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +7,8 @@ from mm_runner import ComponentNotFoundError, ConfigError
 from mm_runner import hooks as all_hooks
 from mm_runner.hooks import (
     STAGES,
-    CheckpointHook,
     Hook,
     HookList,
-    IterTimerHook,
     LoggerHook,
     build_hooks,
     priority_of,
@@ -257,43 +254,6 @@ def test_a_run_passes_every_stage_in_order(make_runner):
     ]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "runner, batch_idx, data_batch=None, outputs=None",
-        "runner, outputs, data_batch, batch_idx",
-        "runner, **given",
-        "runner, *, batch_idx, **rest",
-        "*all, **given",
-    ],
-)
-def test_a_hook_gets_each_argument_of_a_step_however_it_takes_them(arguments):
-    seen = []
-    # In a function of its own: what it is called with shows by name.
-    space = {"seen": seen}
-    exec(f"def after_train_iter(self, {arguments}): seen.append(locals())", space)  # noqa: S102
-    hooks = HookList()
-    hooks.add(type("Own", (Hook,), {"after_train_iter": space["after_train_iter"]})())
-    arguments = {"batch_idx": 7, "data_batch": "batch", "outputs": "losses"}
-    hooks.call("the run", "after_train_iter", **arguments)
-    (got,) = seen
-    values = {**got, **got.pop("given", {}), **got.pop("rest", {})}
-    wanted = {"batch_idx": 7, "data_batch": "batch", "outputs": "losses"}
-    assert {name: values[name] for name in wanted} == wanted
-
-
-def test_a_hook_added_between_two_steps_acts_in_the_next(make_runner):
-    log = []
-
-    class Adding(Hook):
-        def after_train_iter(self, runner, batch_idx, **_):
-            if batch_idx == 1:
-                runner.register_hook(record(log, "late", "before_train_iter"))
-
-    make_runner(custom_hooks=[Adding()], train_cfg={"by_epoch": True, "max_epochs": 1}).train()
-    assert log == ["late"] * 4
-
-
 def test_a_hook_may_be_registered_by_its_config(make_runner):
     class Own(Hook):
         priority = "LOW"
@@ -337,67 +297,3 @@ def test_a_wrong_hook_to_register_is_refused(make_runner, hook, message):
     with pytest.raises(ConfigError, match=message):
         runner.register_hook(hook)
     assert class_names(runner.hooks) == DEFAULTS
-
-
-def _count_steps(make_runner, hook, **overrides):
-    """Train an epoch with ``hook`` in the place of a default one; it counts in ``calls``."""
-    train_cfg = {"by_epoch": True, "max_epochs": 1}
-    make_runner(
-        default_hooks={"checkpoint": None, "own": hook}, train_cfg=train_cfg, **overrides
-    ).train()
-    return hook.calls
-
-
-def test_a_decorated_hook_is_called_as_its_decorator_takes_it(make_runner):
-    def counted(method):
-        @functools.wraps(method)
-        def call(self, runner, **arguments):
-            self.calls.append(arguments["batch_idx"])
-            method(self, runner, **arguments)
-
-        return call
-
-    class Decorated(Hook):
-        def __init__(self):
-            self.calls = []
-
-        @counted
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            assert None not in (runner, batch_idx, data_batch, outputs)
-
-    assert _count_steps(make_runner, Decorated()) == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        (CheckpointHook, "after_train_iter"),
-        (IterTimerHook, "before_train_iter"),
-    ],
-)
-def test_what_a_subclass_adds_is_called(make_runner, kind, method):
-    calls = []
-
-    def act(self, runner, batch_idx, *rest, **more):
-        calls.append(batch_idx)
-        getattr(kind, method)(self, runner, batch_idx, *rest, **more)
-
-    hook = type("Own", (kind,), {method: act})()
-    hook.calls = calls
-    assert _count_steps(make_runner, hook)[:6] == [0, 1, 2, 3, 4, 5]  # a validation may follow
-
-
-def test_a_hook_may_take_the_run_back(make_runner):
-    seen = []
-
-    class Rollback(Hook):
-        def before_train_iter(self, runner, *_, **__):
-            seen.append(runner.iter)
-
-        def after_train_iter(self, runner, *_, **__):
-            if len(seen) == 3:
-                runner.train_loop.iter = 0
-
-    train_cfg = {"by_epoch": True, "max_epochs": 1}
-    make_runner(custom_hooks=[Rollback()], train_cfg=train_cfg).train()
-    assert seen == [0, 1, 2, 1, 2, 3]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
-from toy import NO_VALIDATION, Blobs, loader_cfg
+from torch.utils.data import Dataset, IterableDataset
+from toy import NO_VALIDATION, loader_cfg
 
 from mm_runner import ConfigError
 from mm_runner.data import BatchFeed, DataPosition, DataSettings, build_dataloader, map_tensors
@@ -163,46 +163,10 @@ def test_stand_in_positions_do_not_count_what_was_only_prefetched():
     assert (len(rest), batches.batch) == (3, 6)
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_stand_in_only_a_loader_with_workers_and_no_state_of_its_own_is_drawn_ahead():
-    class Stateful(DataLoader):
-        def state_dict(self):
-            return {}
-
-    runner = SimpleNamespace(device=torch.device("meta"), loader_generator=None)
-
-    def looks_ahead(loader, **cfg):
-        runner.cfg = cfg
-        return BatchFeed(loader, runner)._looks_ahead
-
-    assert looks_ahead(DataLoader(Blobs(), num_workers=1))
-    assert not looks_ahead(DataLoader(Blobs()))
-    assert not looks_ahead(Stateful(Blobs(), num_workers=1))
-    assert not looks_ahead(DataLoader(Blobs(), num_workers=1), device_prefetch=False)
-
-
 def test_on_the_cpu_batches_are_handed_on_as_they_are():
     batches = [{"x": torch.ones(2)}, object()]
     drawn = placed(feed_to("cpu", looks_ahead=True), batches)
     assert [a is b for a, b in zip(drawn, batches, strict=True)] == [True, True]
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("looks_ahead", [True, False], ids=["ahead", "in-turn"])
-def test_stand_in_a_feed_times_the_loader_and_not_the_steps(monkeypatch, looks_ahead):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
-
-    def slow():
-        for _ in range(3):
-            clock.now += 2.0
-            yield torch.ones(1)
-
-    for device in ("cpu", "meta"):
-        feed = feed_to(device, looks_ahead=looks_ahead)
-        for _ in feed.pairs(slow()):
-            clock.now += 5.0
-        assert feed.waited_s == 6.0
 
 
 def test_any_nested_batch_is_mapped_and_keeps_its_kind():
@@ -285,16 +249,6 @@ def test_stand_in_memory_is_pinned_for_an_accelerator_unless_told_otherwise(monk
     monkeypatch.setattr(torch, "accelerator", object(), raising=False)
     assert build(loader_cfg(), device).pin_memory
     assert build(loader_cfg(), device).pin_memory_device == ""
-    monkeypatch.delattr(torch, "accelerator")
-    with pytest.warns(match="pin_memory_device") if _deprecates() else contextlib.nullcontext():
-        assert build(loader_cfg(), device).pin_memory_device == "meta"
-
-
-def _deprecates():
-    """Whether this torch warns of an argument that older ones need."""
-    import inspect  # noqa: PLC0415
-
-    return "pin_memory_device" in inspect.getsource(DataLoader.__init__).partition("warn")[2]
 
 
 # Channels last.
@@ -323,30 +277,14 @@ class Convolves(BaseModel):
         return scores, labels
 
 
-def image_loader(collate_fn="default_collate"):
-    return {"dataset": Images(), "batch_size": 4, "collate_fn": collate_fn}
+def image_loader():
+    return {"dataset": Images(), "batch_size": 4, "collate_fn": "default_collate"}
 
 
-class Stacks(Convolves):
-    """Gets lists of images, and stacks them in its preprocessor."""
-
-    def __init__(self):
-        super().__init__()
-        cast = self.data_preprocessor.cast_data
-        self.data_preprocessor.forward = lambda data, _: {
-            name: torch.stack(values) for name, values in cast(data).items()
-        }
-
-
-@pytest.mark.parametrize(
-    ("model", "collate_fn"),
-    [(Convolves, "default_collate"), (Stacks, "pseudo_collate")],
-    ids=["collated", "stacked-by-the-preprocessor"],
-)
-def test_channels_last_for_the_model_and_the_images_it_gets(make_runner, model, collate_fn):
-    loader = image_loader(collate_fn)
+def test_channels_last_for_the_model_and_the_images_it_gets(make_runner):
+    loader = image_loader()
     runner = make_runner(
-        model=model(),
+        model=Convolves(),
         train_dataloader=loader,
         val_dataloader=loader,
         train_cfg={"by_epoch": True, "max_epochs": 1},

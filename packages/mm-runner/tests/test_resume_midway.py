@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from toy import CPU_LOW_PRECISION, NO_VALIDATION, Blobs, Killed, loader_cfg
 from typing_extensions import override
 
-from mm_runner import CheckpointError
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
@@ -243,31 +242,6 @@ def test_loaders_that_are_not_ours_go_on_exactly_too(make_runner, tmp_path, load
     assert ("2 batches are drawn and dropped" in log) is is_dropped
     if isinstance(resumed.train_dataloader.dataset, StatefulStream):
         assert resumed.train_dataloader.dataset.drawn[0] == 8
-
-
-class Forgetful(IterableDataset):
-    """Cannot tell where it is."""
-
-    def __len__(self):
-        return 24
-
-    def __iter__(self):
-        blobs = Blobs(24)
-        return (blobs[index] for index in range(24))
-
-    def state_dict(self):
-        raise KeyError("position")
-
-    def load_state_dict(self, state):
-        raise AssertionError(state)
-
-
-def test_data_that_cannot_tell_their_position_are_named(make_runner):
-    runner = make_runner(
-        train_dataloader=loader_cfg(dataset=Forgetful()), custom_hooks=[StopAfter(2)]
-    )
-    with pytest.raises(CheckpointError, match=r"state of process 0 .* KeyError: 'position'"):
-        runner.train()
 
 
 def test_a_checkpoint_waits_for_the_step_that_takes_accumulated_gradients_in(make_runner, tmp_path):

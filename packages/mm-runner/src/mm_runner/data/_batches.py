@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence  # a tuple, of which a part must not be moved
 
-from mm_runner.errors import ConfigError
-
 __all__ = ["as_channels_last", "is_plain", "map_tensors", "pseudo_collate"]
 
 
@@ -27,34 +25,18 @@ def pseudo_collate(batch: Sequence[Any]) -> Any:
     Returns:
         The structure of one sample, with a list of the samples' values at each leaf.
 
-    Raises:
-        ConfigError: If the samples differ in structure.
-
     Example:
         >>> pseudo_collate([{"x": 1, "y": (2, 3)}, {"x": 4, "y": (5, 6)}])
         {'x': [1, 4], 'y': ([2, 5], [3, 6])}
     """
     first = batch[0]
     if isinstance(first, Mapping):
-        for sample in batch:
-            if not isinstance(sample, Mapping) or not first.keys() <= sample.keys():
-                raise _differ(list(first), list(sample) if isinstance(sample, Mapping) else sample)
         return {key: pseudo_collate([sample[key] for sample in batch]) for key in first}
     if isinstance(first, (list, tuple)):
-        for sample in batch:
-            if not isinstance(sample, (list, tuple)) or len(sample) != len(first):
-                raise _differ(f"{len(first)} parts", sample)
         fields = [pseudo_collate(values) for values in zip(*batch, strict=True)]
         # A named tuple takes them one by one.
         return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
     return list(batch)
-
-
-def _differ(first: Any, other: Any) -> ConfigError:
-    return ConfigError(
-        f"pseudo_collate: the first sample of a batch has {first}, another one {other!r:.200}. Let "
-        "all samples have the same structure, or give a collate_fn of your own."
-    )
 
 
 def map_tensors(

@@ -129,9 +129,7 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
     num_batches = options.pop("num_batch_per_epoch", None)
     if num_batches is None:
         return dataset
-    batches = options.get("batch_sampler")
-    own = batches.get("batch_size") if isinstance(batches, Mapping) else None
-    batch_size = options.get("batch_size", own)
+    batch_size = options.get("batch_size")
     has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
     if not has_indices or not batch_size:
         raise ConfigError(

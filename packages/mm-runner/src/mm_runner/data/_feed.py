@@ -49,11 +49,6 @@ class DataPosition(NamedTuple):
         """Whether the pass is under way."""
         return self.batch > 0 or bool(self.samples)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the pass has no batch left."""
-        return self.num_batches is not None and self.batch >= self.num_batches
-
 
 class BatchFeed:
     """Draws the batches of a loader, copies them to the device, and tracks its position.
@@ -192,8 +187,6 @@ class BatchFeed:
 
     def num_left(self, start: DataPosition) -> int | None:
         """Return how many batches of its pass come after ``start``; ``None`` if unknown."""
-        if start.is_complete:
-            return 0
         if self.is_seekable:
             return int(self._sampler.num_from(start.batch, start.samples))
         return None if start.num_batches is None else start.num_batches - start.batch
@@ -232,7 +225,7 @@ class BatchFeed:
 
         Where samples are not counted, batches that were not drawn by all are drawn again.
         """
-        if position.is_complete or not position.is_begun:
+        if not position.is_begun:
             return position._replace(state=None)
         samples, batch = None, position.batch * old // new
         if self._step_size is not None and position.samples is not None:

@@ -115,10 +115,10 @@ class CheckpointHook(Hook):
         # processes find the same path.
         self.out_dir = os.path.abspath(out_dir) if out_dir else None  # noqa: PTH100
         self.max_keep_ckpts, self.save_last = max_keep_ckpts, save_last
-        self.published_keys = _names("published_keys", published_keys)
-        self.save_best = _names("save_best", save_best)
+        self.published_keys = _as_list(published_keys)
+        self.save_best = _as_list(save_best)
         self.best_records: dict[str, dict[str, Any]] = {}
-        self._rules = self._rules_of(_names("rule", rule))
+        self._rules = self._rules_of(_as_list(rule))
         # Names of the numbered files, the oldest first. One is added before it is written, and
         # leaves the list once it is deleted: a resumed run deletes what a killed one could not.
         self._kept: list[str] = []
@@ -337,14 +337,8 @@ def _file_of_best(metric: str) -> str:
     return f"best_{metric.replace('/', '_')}.pth"
 
 
-def _names(argument: str, value: Any) -> list[str]:
-    """Return names as a list: of ``None`` none, of text one."""
-    names = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"CheckpointHook.{argument}: a name or a list of names is needed, got {value!r}."
-        )
-    return list(names)
+def _as_list(names: str | Sequence[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:
@@ -357,18 +351,16 @@ def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:
 
 
 def _publish(paths: Iterable[Path], keys: Sequence[str], logger: logging.Logger) -> None:
-    """Write entries of checkpoints to files named after their SHA-256; report what fails."""
+    """Write entries of checkpoints to files named after their SHA-256; log what fails."""
     for path in paths:
         unnamed = path.with_name(f"{path.stem}-published.pth")
         try:
             content = load_checkpoint_file(path)
-            save_checkpoint_file({key: content[key] for key in keys if key in content}, unnamed)
+            published = {key: content[key] for key in keys if key in content}
+            save_checkpoint_file(published, unnamed)
         except CheckpointError as error:
             logger.error(f"published_keys: {error}")  # noqa: TRY400 - says it all
             continue
         digest = hashlib.sha256(unnamed.read_bytes()).hexdigest()
         named = unnamed.replace(path.with_name(f"{path.stem}-{digest[:8]}.pth"))
-        missing = [repr(key) for key in keys if key not in content]
-        if missing:
-            logger.warning(f"published_keys: {path.name} has no {', '.join(missing)}.")
-        logger.info(f"{path.name} is published as {named.name}.")
+        logger.info(f"{', '.join(published)} of {path.name} are published as {named.name}.")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from typing_extensions import override
 
-from mm_amp import AmpOptimWrapper, OptimWrapper
 from mm_runner.data import announce_epoch
 from mm_runner.evaluator import as_number
 from mm_runner.optim import named_schedulers, named_wrappers
@@ -30,9 +29,6 @@ __all__ = [
     "learning_rates",
 ]
 
-# Their gradients have a norm only if they are clipped.
-_KNOWN = (OptimWrapper, AmpOptimWrapper)
-
 
 class RuntimeInfoHook(Hook):
     """Put the run's position, every step's losses and the metrics into ``runner.message_hub``.
@@ -52,12 +48,7 @@ class RuntimeInfoHook(Hook):
     def before_train(self, runner: RunView) -> None:
         self._record = {}
         runner.message_hub.follow(runner, lambda: learning_rates(runner.optim_wrapper))
-        self._wrappers = {
-            name: wrapper
-            for name, wrapper in named_wrappers(runner.optim_wrapper).items()
-            # A user's own wrapper may measure a norm without clipping.
-            if type(wrapper) not in _KNOWN or wrapper.clip_grad is not None
-        }
+        self._wrappers = named_wrappers(runner.optim_wrapper)
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:

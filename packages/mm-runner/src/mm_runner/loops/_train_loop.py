@@ -77,8 +77,11 @@ class AbstractTrainLoop(ABC):
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
+        for begin, interval in dynamic_intervals or ():
+            check_positive(dynamic_intervals=begin)
+            check_positive(dynamic_intervals=interval)
         self.val_begin = val_begin
-        self._intervals = [(0, val_interval), *sorted(_checked_pairs(dynamic_intervals))]
+        self._intervals = [(0, val_interval), *sorted(dynamic_intervals or ())]
         self.runner = runner
         self.dataloader = dataloader
         self.max_epochs, self.max_iters = max_epochs, max_iters
@@ -318,15 +321,3 @@ def check_positive(**numbers: Any) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")
-
-
-def _checked_pairs(pairs: Any) -> list[tuple[int, int]]:
-    for index, pair in enumerate(pairs or ()):
-        name = f"dynamic_intervals[{index}]"
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ConfigError(
-                f"train_cfg.{name}: a pair (from when on, interval) is needed, got {pair!r}."
-            )
-        check_positive(**{name: pair[0]})
-        check_positive(**{name: pair[1]})
-    return [(pair[0], pair[1]) for pair in pairs or ()]
