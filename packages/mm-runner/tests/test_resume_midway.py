@@ -8,7 +8,13 @@ import rich.progress  # noqa: F401 - draws a random number of Python's on import
 import torch
 from test_resume import COSINE, DROPOUT, MOMENTUM, scalars_of
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 from toy import CPU_LOW_PRECISION, NO_VALIDATION, Blobs, Killed, loader_cfg
 from typing_extensions import override
 
@@ -202,10 +208,25 @@ def weighted(size=24, **options):
     }
 
 
+def shuffled_in_batches():
+    sampler = RandomSampler(Blobs(noise=0.5), generator=torch.Generator().manual_seed(1))
+    batches = BatchSampler(sampler, 4, drop_last=False)
+    return DataLoader(Blobs(noise=0.5), batch_sampler=batches)
+
+
+def stateful_loader():
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    generator = torch.Generator().manual_seed(1)
+    return kind(Blobs(noise=0.5), batch_size=4, shuffle=True, generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize(
     ("loader", "is_dropped"),
     [
         (lambda: weighted(generator=torch.Generator().manual_seed(1)), False),
+        (shuffled_in_batches, True),
+        (stateful_loader, False),
         (
             lambda: DataLoader(Blobs(noise=0.5), batch_size=4, shuffle=True, num_workers=1),
             True,
@@ -220,7 +241,9 @@ def weighted(size=24, **options):
         ),
     ],
     ids=[
-        "sampler-of-its-own-numbers",
+        "sampler-with-a-generator",
+        "batches-with-a-generator",
+        "stateful-loader",
         "ready-loader-with-worker",
         "stream",
         "stateful-stream",

@@ -33,21 +33,6 @@ class Stream(IterableDataset):
         self.at, self.num_passes = state["at"], state["num_passes"]
 
 
-def expect_the_rest(make, tmp_path, stop, before):
-    """Expect of a run that was killed, and is resumed, the steps of one that was not.
-
-    Args:
-        make: Makes a run, with hooks and with arguments of the Runner.
-        stop: The hook that kills, after its ``step`` or else after ``before`` steps.
-    """
-    whole, rest = Seen(), Seen()
-    make(whole, work_dir=tmp_path / "whole").train()
-    with pytest.raises(Killed):
-        make(stop).train()
-    make(rest, resume=True).train()
-    assert rest.steps == whole.steps[getattr(stop, "step", before) :]
-
-
 class FromItsBegin(Stream):
     """Begins anew when it is iterated over, unless a state was loaded; at its end it says so."""
 
@@ -113,4 +98,9 @@ def test_a_stream_goes_on_with_its_next_pass_as_well(make_runner, tmp_path, data
             **more,
         )
 
-    expect_the_rest(make, tmp_path, stop, before=6)
+    whole, rest = Seen(), Seen()
+    make(whole, work_dir=tmp_path / "whole").train()
+    with pytest.raises(Killed):
+        make(stop).train()
+    make(rest, resume=True).train()
+    assert rest.steps == whole.steps[getattr(stop, "step", 6) :]

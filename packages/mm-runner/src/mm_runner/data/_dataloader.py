@@ -36,8 +36,8 @@ __all__ = ["build_dataloader", "ignore_stop_signals", "num_batches"]
 
 _POLL_S = 5.0  # how often a worker looks whether its main process lives
 
-# Those of torch's samplers that give each process all samples.
-_SEES_ALL = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+# Samplers of torch that give each process all samples.
+_UNSPLIT = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def build_dataloader(
@@ -170,12 +170,12 @@ def _add_sampling(
     # A custom sampler may split in its own way; torch's plain ones do not, unless each process
     # gave its own generator.
     inner = getattr(batches, "sampler", sampler)
-    is_alike = type(inner) in _SEES_ALL and getattr(inner, "generator", None) is None
+    is_alike = type(inner) in _UNSPLIT and getattr(inner, "generator", None) is None
     if settings.world_size > 1 and is_alike:
-        raise _see_all(f"{where}.{'sampler' if batches is None else 'batch_sampler'}", inner)
+        raise _unsplit_error(f"{where}.{'sampler' if batches is None else 'batch_sampler'}", inner)
 
 
-def _see_all(where: str, sampler: Any) -> ConfigError:
+def _unsplit_error(where: str, sampler: Any) -> ConfigError:
     return ConfigError(
         f"{where}: with {type(sampler).__name__} all processes of this run would see the same "
         "samples. Give dict(type='DefaultSampler'), or a sampler with set_epoch() that splits "
@@ -204,7 +204,7 @@ def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) 
         return loader
     is_plain = type(loader) is DataLoader and type(batches) is BatchSampler
     if not is_plain or type(sampler) not in {RandomSampler, SequentialSampler}:
-        raise _see_all(f"{where} ({type(loader).__name__})", sampler)
+        raise _unsplit_error(f"{where} ({type(loader).__name__})", sampler)
     arguments = inspect.signature(DataLoader).parameters.keys()
     given = {name: getattr(loader, name, None) for name in arguments - {"dataset"}}
     cfg = {name: value for name, value in given.items() if value not in (None, "")}

@@ -79,18 +79,17 @@ class BatchFeed:
         # Of all processes; None if batches differ in size.
         self._step_size: int | None = getattr(self._sampler, "num_samples_per_batch", None)
         self._num_workers = getattr(loader, "num_workers", 0)
-        # The dataset only if it is a stream, and no worker draws from a copy of it.
-        is_stream = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
-        stateful = [loader, *([loader.dataset] if is_stream and not self._num_workers else [])]
-        self._stateful: Any = next((x for x in stateful if hasattr(x, "load_state_dict")), None)
-        self._stream: Any = None if self._stateful is loader else self._stateful
-        owned = [getattr(one, "generator", None) for one in (loader, *samplers_of(loader))]
-        self._own_generators: dict[str, torch.Generator] = {
-            str(index): one
-            for index, one in enumerate(owned)
-            if isinstance(one, torch.Generator)
-            and one not in (runner.loader_generator, *owned[:index])
-        }
+        # What saves its position: the loader, or an iterable dataset that no worker has a copy of.
+        self._stateful: Any = loader if hasattr(loader, "load_state_dict") else None
+        self._stream: Any = None
+        dataset = loader.dataset if isinstance(loader, DataLoader) else None
+        is_stream = isinstance(dataset, IterableDataset) and hasattr(dataset, "load_state_dict")
+        if is_stream and self._stateful is None and not self._num_workers:
+            self._stateful = self._stream = dataset
+        # Generators that the user gave the loader or its samplers, each once.
+        given = [getattr(one, "generator", None) for one in (loader, *samplers_of(loader))]
+        own = [one for one in given if isinstance(one, torch.Generator)]
+        self._own_generators = [x for x in dict.fromkeys(own) if x is not runner.loader_generator]
         self._under_way: Iterator[Any] | None = None
         prefetches = runner.cfg.get("device_prefetch", True) and has_streams(runner.device)
         self._device = runner.device if prefetches else None
@@ -211,14 +210,15 @@ class BatchFeed:
             return None
         return {"loader": self._stateful.state_dict(), "generators": self.generator_states()}
 
-    def generator_states(self) -> dict[str, Any]:
+    def generator_states(self) -> dict[str, Tensor]:
         """Return the states of generators that the user gave the loader or its samplers."""
-        return {name: one.get_state() for name, one in self._own_generators.items()}
+        return {str(index): one.get_state() for index, one in enumerate(self._own_generators)}
 
-    def set_generator_states(self, states: Mapping[str, Any]) -> None:
-        """Restore what ``generator_states`` returned."""
-        for name in states.keys() & self._own_generators.keys():
-            self._own_generators[name].set_state(states[name])
+    def set_generator_states(self, states: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`generator_states` returned."""
+        for index, generator in enumerate(self._own_generators):
+            if str(index) in states:
+                generator.set_state(states[str(index)])
 
     def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:
         """Return ``position`` of a run of ``old`` processes for one of ``new``.

@@ -170,7 +170,7 @@ class InfiniteSampler(_RankSampler):
 
 
 class DataSettings(NamedTuple):
-    """What a loader needs to know of the run."""
+    """Settings of the run that its loaders depend on."""
 
     seed: int  # of samplers and workers
     generator: torch.Generator  # of the loader; the run seeds it anew each epoch
@@ -182,7 +182,7 @@ class DataSettings(NamedTuple):
 class SeekableBatchSampler(Sampler[Any]):
     """Batches of another batch sampler, from any position, that seed the worker which loads them.
 
-    Attributes that it lacks are those of the other one.
+    Other attributes are those of ``inner``.
 
     Args:
         batch_sampler: Gives lists of indices. Seeking takes constant time if it is torch's own over
@@ -260,7 +260,7 @@ class SeekableBatchSampler(Sampler[Any]):
         return getattr(self.inner, name)
 
     def _before(self, batch: int, samples: int | None) -> tuple[int, int | None]:
-        """Return how many batches of this size, and samples of all ranks, come before."""
+        """Return the numbers of batches of this size and of samples of all ranks before it."""
         size = self.num_samples_per_batch
         if size is None:
             return batch, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -229,11 +228,9 @@ def learning_rates(optim_wrapper: Any) -> dict[str, float]:
         for key, values in wrapper.get_lr().items():
             rates[f"{prefix}{key}"] = float(values[0])
         groups = [group for group in wrapper.param_groups if "lr" in group]
-        # What schedules began with does not change: a line does not lose a name where rates meet.
-        began = [float(group.get("initial_lr", group["lr"])) for group in groups]
-        own = getattr(wrapper.optimizer, "defaults", {}).get("lr")
-        if len(set(began)) > 1 and own is not None:
-            pairs = zip(groups, began, strict=True)
-            of_base = [group["lr"] for group, rate in pairs if math.isclose(rate, float(own))]
-            rates.update({f"{prefix}base_lr": float(of_base[0])} if of_base else {})
+        # Initial rates do not change: a line does not lose a name where rates meet.
+        initial = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        default = getattr(wrapper.optimizer, "defaults", {}).get("lr")
+        if len(set(initial)) > 1 and default is not None and float(default) in initial:
+            rates[f"{prefix}base_lr"] = float(groups[initial.index(float(default))]["lr"])
     return rates
