@@ -202,7 +202,7 @@ class SeekableBatchSampler(Sampler[Any]):
         if type(batch_sampler) is BatchSampler:
             self.num_samples_per_batch = batch_sampler.batch_size * settings.world_size
         self._settings = settings
-        self._sampler: Any = getattr(batch_sampler, "sampler", None)
+        self.sampler: Any = getattr(batch_sampler, "sampler", None)
         self._has_workers = has_workers
         self.seek(0)
 
@@ -217,10 +217,10 @@ class SeekableBatchSampler(Sampler[Any]):
     def num_from(self, batch: int, samples: int | None) -> int:
         """Return how many batches there are from there on; arguments are those of ``seek``."""
         num_before, samples = self._before(batch, samples)
-        if samples is None or not isinstance(self._sampler, DefaultSampler):
+        if samples is None or not isinstance(self.sampler, DefaultSampler):
             return max(len(self) - num_before, 0)
         extra = 0 if self.inner.drop_last else self.inner.batch_size - 1
-        return int((len(self._sampler.positions(samples)) + extra) // self.inner.batch_size)
+        return int((len(self.sampler.positions(samples)) + extra) // self.inner.batch_size)
 
     def indices_of(self, epoch: int, batch: int, samples: int | None) -> list[int]:
         """Return the indices of one batch; none if the sampler would draw others now."""
@@ -236,8 +236,8 @@ class SeekableBatchSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch, batch, samples = self._start
         num_before, samples = self._before(batch, samples)
-        if samples is not None and isinstance(self._sampler, _RankSampler):
-            self._sampler.start, num_before = samples, 0
+        if samples is not None and isinstance(self.sampler, _RankSampler):
+            self.sampler.start, num_before = samples, 0
         batches: Iterator[Any] = iter(self.inner)
         if not self._has_workers:
             # Now, not with the first batch: random numbers that the sampler draws for what is left
