@@ -74,12 +74,6 @@ class EMAHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        for begin, end in (("begin_epoch", "max_epochs"), ("begin_iter", "max_iters")):
-            if getattr(self, begin) > getattr(runner, end):
-                raise ConfigError(
-                    f"EMAHook.{begin}: {getattr(self, begin)} was given, and the run ends at "
-                    f"{getattr(runner, end)}; nothing would be averaged."
-                )
         self.average = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")
         if self._loaded.get("steps"):  # else averaging had not begun
             try:
