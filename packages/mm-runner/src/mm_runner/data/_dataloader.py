@@ -119,7 +119,7 @@ def num_batches(loader: DataLoader[Any], where: str) -> int:
 
 
 def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> Any:
-    """Take the dataset out of ``options``; return it built, or as much of it as is asked for."""
+    """Pop the dataset from ``options`` and build it, cut to ``num_batch_per_epoch`` batches."""
     dataset = options.pop("dataset", None)
     if isinstance(dataset, Mapping):
         dataset = build_from_cfg(dataset, DATASETS, where=f"{where}.dataset")
@@ -146,9 +146,9 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
 def _add_sampling(
     options: dict[str, Any], dataset: Any, settings: DataSettings, *, shuffle: bool, where: str
 ) -> None:
-    """Replace the configs of sampler and batch sampler in ``options`` by what they describe.
+    """Build the sampler and the batch sampler in ``options``.
 
-    What cannot go together, such as ``shuffle`` and ``sampler``, torch refuses.
+    torch refuses arguments that cannot go together, such as ``shuffle`` and ``sampler``.
     """
     sampler, batches = options.pop("sampler", None), options.pop("batch_sampler", None)
     is_ready = batches is not None and not isinstance(batches, Mapping)

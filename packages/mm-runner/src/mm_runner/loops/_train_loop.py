@@ -25,8 +25,8 @@ __all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 class EndOfTrainingError(Exception):
     """Ends the training loop that a step belongs to, in the middle of an epoch too.
 
-    The loop continues with ``after_train``. The current epoch or validation is left out with the
-    stages after it; a resumed run does it.
+    The loop continues with ``after_train``. The rest of the epoch or validation is skipped, with
+    the stages after it; a resumed run does it.
     """
 
 
@@ -140,8 +140,8 @@ class AbstractTrainLoop(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, and the random numbers of this process there.
 
-        It may be called at any time from the end of a step to the drawing of the next batch, also
-        by a hook, and in a validation.
+        Call it between the end of a step and the drawing of the next batch; hooks after a step and
+        validations lie there.
 
         Returns:
             ``epoch`` and ``iter``; ``position``, a :class:`~mm_runner.data.DataPosition` as a dict;
