@@ -305,17 +305,3 @@ def test_wrong_keys_are_named_by_their_path(monkeypatch, changes, error, message
     monkeypatch.setitem(DATASETS._registered, "Blobs", Blobs)
     with pytest.raises(error, match=message):
         build({**loader_cfg(), **changes})
-
-
-@pytest.mark.parametrize(
-    ("cfg", "message"),
-    [
-        (3, r"train_dataloader: a DataLoader or a dict is needed, got 3"),
-        ({"batch_size": 2}, r"train_dataloader\.dataset: a dataset or a dict .* got None"),
-        ({"dataset": [], "batch_size": 1}, r"The dataset \(list\) is empty"),
-    ],
-    ids=["number", "no-dataset", "empty"],
-)
-def test_what_is_no_config_of_a_loader_is_refused(cfg, message):
-    with pytest.raises(ConfigError, match=message):
-        build(cfg)

@@ -76,15 +76,6 @@ def test_any_list_of_samples_trains_validates_and_tests(make_runner, dataset, si
     runner.test()
 
 
-def test_a_list_is_the_loaders_dataset_itself_and_workers_draw_from_it(make_runner):
-    runner = make_runner(
-        train_dataloader=loader(_SAMPLES, num_workers=1),
-        train_cfg={"by_epoch": False, "max_iters": 3},
-    )
-    runner.train()
-    assert runner.train_dataloader.dataset is _SAMPLES
-
-
 class Joined:
     """Finds its samples by names."""
 

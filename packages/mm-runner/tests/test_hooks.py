@@ -87,11 +87,6 @@ def test_a_stage_that_no_hook_uses_calls_nothing():
     assert log == ["One"]
 
 
-def test_the_base_hook_has_every_stage_and_acts_at_none():
-    assert not any(Hook.acts_at(stage) for stage in STAGES)
-    assert all(callable(getattr(Hook, stage)) for stage in STAGES)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("unit", ["epoch", "iter"])
 def test_a_common_stage_is_called_for_every_mode(when, unit):
@@ -168,12 +163,6 @@ def test_default_hooks_are_changed_replaced_and_removed_by_name():
     assert class_names(hooks.hooks) == [DEFAULTS[0], "Timer", *DEFAULTS[2:5], DEFAULTS[6]]
     assert hooks.hooks[3].interval == 3
     assert hooks.hooks[1].priority == 50
-
-
-def test_custom_hooks_may_be_configs_with_a_priority():
-    hooks = build_hooks(None, [{"type": "LoggerHook", "interval": 7, "priority": "HIGHEST"}])
-    assert class_names(hooks.hooks) == ["LoggerHook", *DEFAULTS]
-    assert hooks.hooks[0].interval == 7
 
 
 @pytest.mark.parametrize(
@@ -280,20 +269,3 @@ def test_a_hook_may_be_registered_by_its_config(make_runner):
         "late": 70,
     }
     assert [one.priority for one in runner.hooks] == sorted(one.priority for one in runner.hooks)
-
-
-@pytest.mark.parametrize(
-    ("hook", "message"),
-    [
-        ({"type": "LoggerHook", "intervall": 1}, r"^register_hook\.intervall: .*'interval'"),
-        ({"momentum": 1}, r"^register_hook: the key 'type' is missing"),
-        (Hook, r"^register_hook: a mm_runner\.hooks\.Hook or a dict with 'type' is needed"),
-        ({"type": "EMAHook", "priority": "LOWW"}, r"'LOWW' was given.*Did you mean 'LOW'"),
-    ],
-    ids=["argument", "no-type", "class", "priority"],
-)
-def test_a_wrong_hook_to_register_is_refused(make_runner, hook, message):
-    runner = make_runner()
-    with pytest.raises(ConfigError, match=message):
-        runner.register_hook(hook)
-    assert class_names(runner.hooks) == DEFAULTS

@@ -97,11 +97,6 @@ def test_ranks_agree_on_buffers_means_and_losses(run_ranks, tmp_path):
     run_ranks(_all_on_ranks, 2, str(tmp_path))
 
 
-def test_one_process_has_nothing_to_average():
-    scalars = {"a": 1.0}
-    assert mean_over_ranks(scalars) is scalars
-
-
 def test_the_logger_names_the_experiment_at_intervals(make_runner):
     runner = make_runner(default_hooks={"logger": {"interval_exp_name": 5}}, experiment_name="try")
     runner.train()
