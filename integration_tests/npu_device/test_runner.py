@@ -106,7 +106,10 @@ def test_the_random_numbers_of_the_npu_come_back(train, tmp_path):
 
 @needs_device
 def test_hooks_ask_the_npu_for_its_memory(train, tmp_path):
-    hooks = [{"type": "ThroughputHook", "interval": 3}]
+    hooks = [
+        {"type": "ThroughputHook", "interval": 3},
+        {"type": "EmptyCacheHook", "before_epoch": True, "after_epoch": False},
+    ]
     (found,), output = train(
         {"optimizer": {"type": "NpuFusedAdam"}, "work_dir": "run", "hooks": hooks}
     )
@@ -117,6 +120,7 @@ def test_hooks_ask_the_npu_for_its_memory(train, tmp_path):
     assert len(figures) == 4
     assert all(0 < figure < 10 for figure in figures)
     assert "Throughput: " in output
+    assert found["calls"].count("empty_cache") >= 2
 
 
 @needs_device

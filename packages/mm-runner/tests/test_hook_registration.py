@@ -87,13 +87,24 @@ def test_several_are_registered_at_once_as_objects_or_configs(make_runner):
     runner = make_runner()
     late = hook_at("before_train", lambda _: log.append("late"), priority="LOWEST")
     early = hook_at("before_train", lambda _: log.append("early"), priority="HIGHEST")
-    runner.register_custom_hooks([late, early, {"type": "SyncBuffersHook", "priority": "LOW"}])
+    runner.register_custom_hooks([late, early, {"type": "EmptyCacheHook", "priority": "LOW"}])
     runner.train()
     assert log == ["early", "late"]
-    assert "SyncBuffersHook" in {type(hook).__name__ for hook in runner.hooks}
+    assert "EmptyCacheHook" in {type(hook).__name__ for hook in runner.hooks}
 
 
-@pytest.mark.parametrize("given", [{"type": "SyncBuffersHook"}, "SyncBuffersHook", None])
+@pytest.mark.parametrize("given", [{"type": "EmptyCacheHook"}, "EmptyCacheHook", None])
 def test_one_hook_is_no_list_of_hooks(make_runner, given):
     with pytest.raises(ConfigError, match=r"register_custom_hooks: a list of hooks is needed"):
         make_runner().register_custom_hooks(given)
+
+
+def test_a_method_that_is_nearly_a_stage_is_warned_of(make_runner):
+    class Slip(Hook):
+        def after_train_step(self, runner): ...
+
+        def count_after_train(self): ...
+
+    with pytest.warns(UserWarning, match=r"Slip\.after_train_step .*'after_train_iter'") as told:
+        make_runner(custom_hooks=[Slip()])
+    assert len(told) == 1

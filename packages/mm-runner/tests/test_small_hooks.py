@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy import NO_VALIDATION, Classifier, loader_cfg, runner_arguments
+from toy import NO_VALIDATION, Classifier, Scripted, loader_cfg, runner_arguments
 from typing_extensions import override
 
 from mm_amp import NonFiniteError
@@ -15,6 +15,7 @@ from mm_runner import ConfigError, Runner
 from mm_runner.evaluator import BaseMetric
 from mm_runner.hooks import (
     CheckInvalidLossHook,
+    EmptyCacheHook,
     Hook,
 )
 from mm_runner.hooks._logger import mean_over_ranks
@@ -97,6 +98,27 @@ def test_ranks_agree_on_buffers_means_and_losses(run_ranks, tmp_path):
     run_ranks(_all_on_ranks, 2, str(tmp_path))
 
 
+def test_the_cache_of_a_device_is_emptied_through_a_stand_in(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "xyz", SimpleNamespace(empty_cache=lambda: calls.append(1)), False)
+    device = SimpleNamespace(device=SimpleNamespace(type="xyz"))
+    for options, expected in (
+        ({}, [0, 1, 1]),
+        ({"before_epoch": True, "after_epoch": False}, [1, 1, 1]),
+        ({"after_iter": True}, [0, 2, 2]),
+    ):
+        hook, counts = EmptyCacheHook(**options), []
+        calls.clear()
+        hook.before_train_epoch(device)
+        counts.append(len(calls))
+        hook.after_train_iter(device, 0)
+        hook.after_val_epoch(device)
+        counts.append(len(calls))
+        hook.before_train_epoch(SimpleNamespace(device=torch.device("cpu")))
+        counts.append(len(calls))
+        assert counts == expected
+
+
 def test_the_logger_names_the_experiment_at_intervals(make_runner):
     runner = make_runner(default_hooks={"logger": {"interval_exp_name": 5}}, experiment_name="try")
     runner.train()
@@ -124,6 +146,39 @@ def test_metrics_of_one_element_are_logged(make_runner):
     records = map(json.loads, (runner.log_dir / "scalars.jsonl").read_text().splitlines())
     (record, _) = (record for record in records if record["mode"] == "val")
     assert (record["a"], record["c"], "table" in record) == (1.0, 0.5, False)
+
+
+class Spoil(Hook):
+    """Spoils the batches of some steps, and one metric."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    @override
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter in self.steps:
+            data_batch["inputs"].fill_(float("nan"))
+
+
+@pytest.mark.parametrize("steps", [range(6, 12), range(6, 8)])
+def test_what_is_not_finite_for_an_interval_is_warned_of_once(make_runner, steps):
+    amp = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "max_skips": 9}  # keeps the weights
+    metric = Scripted(values=[float("nan"), float("nan")])
+    runner = make_runner(
+        custom_hooks=[Spoil(steps)],
+        default_hooks={"logger": {"interval": 3}},
+        log_processor={"window_size": 3},
+        optim_wrapper={**amp, "optimizer": {"type": "SGD", "lr": 0.1}},
+        val_evaluator=metric,
+    )
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    is_whole = len(steps) == 6
+    assert (
+        log.count("loss has not been finite in any of the newest steps, up to step 9") == is_whole
+    )
+    assert log.count("val/accuracy has not been finite after step 6.") == 1
+    assert log.count("not been finite") == 1 + is_whole
 
 
 def test_lines_of_a_run_by_iterations_count_these(make_runner):

@@ -29,7 +29,6 @@ __all__ = ["BatchFeed", "DataPosition", "failing_sample", "has_streams"]
 _ATTRIBUTE = "_mm_runner_sample"
 
 
-
 class DataPosition(NamedTuple):
     """Position of a run in its data.
 

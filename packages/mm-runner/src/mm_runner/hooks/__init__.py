@@ -14,7 +14,7 @@ from ._ema import EMAHook
 from ._hook import STAGES, Hook
 from ._hook_list import HookList, build_hooks, priority_of
 from ._logger import LoggerHook
-from ._small_hooks import CompileReportHook, PrepareTTAHook, SyncBuffersHook
+from ._small_hooks import CompileReportHook, EmptyCacheHook, PrepareTTAHook, SyncBuffersHook
 from ._stopping import CheckInvalidLossHook, EarlyStoppingHook, TimeLimitHook
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "DistSamplerSeedHook",
     "EMAHook",
     "EarlyStoppingHook",
+    "EmptyCacheHook",
     "Hook",
     "HookList",
     "IterTimerHook",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import HOOKS, build_from_cfg, need_mapping
 
@@ -39,6 +42,8 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = {
 }
 # Returns what is called in the place of a hook's method, given the hook, the stage, the method.
 Wrapper = Callable[[Hook, str, Callable[..., Any]], Callable[..., Any]]
+# How alike the name of a method must be to a stage's to be taken for a slip.
+_SLIP = 0.81
 
 
 class HookList:
@@ -90,6 +95,7 @@ class HookList:
                     f"{where}: a second {kind.__name__} was given, and a run has only one. Leave "
                     "one out; default_hooks changes those that every run has."
                 )
+        _warn_near_stages(type(hook))
         hook.priority = priority_of(hook.priority if priority is None else priority)
         self.hooks = sorted([*self.hooks, hook], key=attrgetter("priority"))
         self.wrap(self._wrapper)
@@ -134,6 +140,19 @@ class HookList:
             ]
             parts += ["\n".join([f"{stage}:", *lines])] if lines else []
         return "\n\n".join(parts)
+
+
+def _warn_near_stages(kind: type[Hook]) -> None:
+    """Warn of methods that are never called and are named nearly like a stage."""
+    for name in dir(kind) if mm_dist.is_main_process() else ():
+        is_own = not name.startswith("_") and not hasattr(Hook, name)
+        hint = did_you_mean(name, STAGES, cutoff=_SLIP) if is_own else ""
+        if hint and inspect.isfunction(getattr(kind, name)):
+            warnings.warn(
+                f"{kind.__name__}.{name} is no stage of a run, and only "
+                f"runner.call_hook({name!r}) would call it.{hint}",
+                stacklevel=3,
+            )
 
 
 def build_hooks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -24,7 +25,8 @@ class LoggerHook(Hook):
     """Log a line per interval, in validations and tests too, and move the progress bar.
 
     A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
-    them) and over all processes.
+    them) and over all processes. The hook warns once of a number that was not finite in any of
+    these.
 
     Args:
         interval: Steps between two lines, of training or of an evaluation.
@@ -57,11 +59,13 @@ class LoggerHook(Hook):
         self._by_epoch, self._has_bar = True, False
         self._length = self._num_steps = 0
         self._evaluation_length = 0  # none is under way
+        self._warned: set[str] = set()  # names of scalars
 
     @override
     def before_train(self, runner: RunView) -> None:
         self._by_epoch = getattr(runner.train_loop, "by_epoch", True)
         self._length, self._num_steps, self._evaluation_length = runner.max_iters, runner.iter, 0
+        self._warned = set()
         runner.console.start_progress("training", runner.max_iters, runner.iter)
         self._has_bar = runner.console.has_bar
 
@@ -125,6 +129,15 @@ class LoggerHook(Hook):
         scalars.update(mean_over_ranks(runner.message_hub.means("train")))
         done = runner.iter + 1
         self._log_line(runner, "train", (step, self._length), scalars, runner.max_iters - done)
+        # A scale of float16 that is too large is reported where it is adapted.
+        not_finite = [n for n in runner.message_hub.not_finite if not n.endswith("grad_norm")]
+        self._warn_once(
+            runner,
+            not_finite,
+            f"not been finite in any of the newest steps, up to step {done}. The weights may be "
+            "lost: lower the learning rate or clip gradients, and go back to an earlier "
+            "checkpoint. CheckInvalidLossHook ends such a run.",
+        )
         if self._has_bar:
             losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
             runner.console.update_progress(done, values="  ".join(losses))
@@ -151,6 +164,8 @@ class LoggerHook(Hook):
         runner.message_hub.clear(phase)
         self._end_evaluation(runner)
         self._log_line(runner, phase, (steps, steps), {**times, **numbers})
+        names = [f"{phase}/{name}" for name, one in numbers.items() if not math.isfinite(one)]
+        self._warn_once(runner, names, f"not been finite after step {runner.iter}.")
         by_epoch = phase == "val" and self._by_epoch and self.log_metric_by_epoch
         runner.write_scalars(phase, {**numbers, **times}, step=runner.iter, by_epoch=by_epoch)
 
@@ -172,6 +187,13 @@ class LoggerHook(Hook):
             phase, position, scalars, eta_s=eta_s, by_epoch=self._by_epoch
         )
         runner.logger.info(line)
+
+    def _warn_once(self, runner: RunView, names: list[str], text: str) -> None:
+        new = [name for name in names if name not in self._warned]
+        self._warned.update(new)
+        if new:
+            has = "has" if len(new) == 1 else "have"
+            runner.logger.warning(f"{', '.join(new)} {has} {text}")
 
 
 def mean_over_ranks(scalars: dict[str, float]) -> dict[str, float]:

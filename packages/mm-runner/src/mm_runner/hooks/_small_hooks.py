@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from typing_extensions import override
 
 import mm_dist
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompileReportHook",
+    "EmptyCacheHook",
     "PrepareTTAHook",
     "SyncBuffersHook",
 ]
@@ -52,6 +54,44 @@ class CompileReportHook(Hook):
         if not self._has_reported:
             self._has_reported = True
             runner.logger.info(f"compile: {runner.compile_handle.report()}")
+
+
+class EmptyCacheHook(Hook):
+    """Empty the device's memory cache, in training, validation and test.
+
+    That makes room for other programs, not for this one, and waits for the device.
+
+    Args:
+        before_epoch: Whether before each epoch. Defaults to ``False``.
+        after_epoch: Whether after each epoch. Defaults to ``True``.
+        after_iter: Whether after each iteration. Defaults to ``False``.
+    """
+
+    def __init__(
+        self,
+        before_epoch: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+        after_epoch: bool = True,  # noqa: FBT001, FBT002
+        after_iter: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        self.before_epoch, self.after_epoch, self.after_iter = before_epoch, after_epoch, after_iter
+
+    @override
+    def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
+        self._empty(runner, is_due=self.before_epoch)
+
+    @override
+    def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
+        self._empty(runner, is_due=self.after_epoch)
+
+    @override
+    def _after_iter(self, runner: RunView, *batch: Any, mode: str = "train", **more: Any) -> None:
+        self._empty(runner, is_due=self.after_iter)
+
+    def _empty(self, runner: RunView, *, is_due: bool) -> None:
+        # torch.cuda, torch.npu, torch.xpu and so on; the CPU has no cache.
+        empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
+        if is_due and empty is not None:
+            empty()
 
 
 class PrepareTTAHook(Hook):

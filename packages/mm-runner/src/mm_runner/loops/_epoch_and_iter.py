@@ -115,6 +115,13 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             whole_epochs = self.max_epochs - self.epoch - 1
             to_come = left + whole_epochs * len(self.dataloader) if whole_epochs >= 0 else 0
             self.max_iters = self.iter + to_come
+        if self.epoch + start.is_begun > self.max_epochs:
+            begun = " and a part of the next" if start.is_begun else ""
+            self.runner.logger.warning(
+                f"max_epochs={self.max_epochs} was asked for and {self.epoch} "
+                f"epoch{'s' if self.epoch > 1 else ''}{begun} are done: there is nothing to train. "
+                "To train on, ask for more."
+            )
 
     @override
     def _train(self) -> None:
@@ -214,6 +221,11 @@ class IterBasedTrainLoop(AbstractTrainLoop):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.epoch = self._epochs_done = 0  # passes are counted by the position in the data
+        if self.iter > self.max_iters:
+            self.runner.logger.warning(
+                f"max_iters={self.max_iters} was asked for and {self.iter} steps are done: there "
+                "is nothing to train. To train on, ask for more."
+            )
 
     @override
     def _data_position(self) -> DataPosition:
