@@ -11,7 +11,7 @@ from torch import nn
 from toy import Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
-from mm_runner import ConfigError
+from mm_runner import ConfigError, Runner
 from mm_runner.cli import main
 from mm_runner.hooks import Hook
 from mm_runner.model import BaseModel
@@ -227,3 +227,37 @@ def test_the_command_prints_the_plan_and_ends_with_a_status(tmp_path, monkeypatc
     assert main(["check", "c.json", "--cfg-options", "model.widht=3"]) == 1
     assert "c.json:1: model.widht: unknown argument of Net" in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        {"type": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
+        {"type": "OneCycleLR", "eta_max": 0.1},
+    ],
+    ids=["torch", "ours"],
+)
+def test_a_cycle_that_is_too_short_stays_at_its_end(tmp_path, cycle):
+    schedule = {**cycle, "total_steps": 5, "by_epoch": False}
+    arguments = runner_arguments(tmp_path, param_scheduler=[schedule])
+    with pytest.warns(UserWarning, match=r"ends after total_steps=5, .* Give total_steps=12"):
+        make_plan(arguments)
+    runner = Runner.from_cfg(arguments)
+    with pytest.warns(UserWarning, match=r"ends after total_steps=5, .* Give total_steps=12"):
+        runner.train()
+    assert runner.iter == 12
+    assert runner.optim_wrapper.param_groups[0]["lr"] == pytest.approx(0.1 / 25 / 1e4)
+
+
+def test_what_a_step_is_is_said_where_batches_accumulate(tmp_path, make_runner):
+    cfg = runner_arguments(tmp_path)["optim_wrapper"]
+    runner = make_runner(optim_wrapper={**cfg, "accumulative_counts": 3})
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "12 steps in 2 epochs, a step being one batch, 3 to an optimizer step" in log
+
+
+def test_a_checkpoint_that_is_not_there_is_told_by_check(tmp_path):
+    missing = str(tmp_path / "absent.pth")
+    with pytest.raises(ConfigError, match=r"^load_from: '.*absent\.pth' was given; there is no"):
+        make_plan(runner_arguments(tmp_path, load_from=missing))

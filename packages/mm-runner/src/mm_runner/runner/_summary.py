@@ -118,9 +118,14 @@ def _describe_wrapper(
 def _length(runner: Runner) -> str:
     if runner.iter and runner.iter >= runner.max_iters:
         return f"no step, {runner.iter:,} are done"
+    wrappers = named_wrappers(runner.optim_wrapper).values()
+    accumulated = max(getattr(one, "accumulative_counts", 1) for one in wrappers)
     epochs = f" in {runner.max_epochs:,} epochs" if runner.max_epochs > 1 else ""
+    unit = (
+        f", a step being one batch, {accumulated} to an optimizer step" if accumulated > 1 else ""
+    )
     done = f", {runner.iter:,} of them done" if runner.iter else ""
-    return f"{runner.max_iters:,} steps{epochs}{done}"
+    return f"{runner.max_iters:,} steps{epochs}{unit}{done}"
 
 
 def _log(runner: Runner, title: str, lines: list[tuple[str, str]]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+import mm_dist
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError, did_you_mean
 from mm_runner.evaluator import score_of
@@ -83,10 +85,11 @@ class ParamScheduler:
         self.monitor = getattr(self._course, "monitor", None)
         self.need_val_args = isinstance(self._course, ReduceOnPlateau)
         for group in optimizer.param_groups:
-            if not isinstance(self._value(group), (int, float, Tensor)):
+            if not _is_number(self._value(group)):
+                numbers = ", ".join(key for key, value in group.items() if _is_number(value))
                 raise ConfigError(
                     f"{where}: {self.setting!r} is to be scheduled, and the parameter groups of "
-                    f"{type(optimizer).__name__} have no such number; they have {', '.join(group)}."
+                    f"{type(optimizer).__name__} have no such number; they have {numbers}."
                 )
             self._read(group)  # before another schedule changes the initial value
         self._advance()
@@ -156,6 +159,17 @@ class ParamScheduler:
             raise ConfigError(f"{where}: {error}") from error
         course.length = self.end - self.begin
         return setting, course
+
+    def _resolve(self, name: Any) -> tuple[Any, str | None]:
+        """Return the family or class of a name, and its setting if the name says it."""
+        if not isinstance(name, str):
+            return name, "lr"
+        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
+            return FAMILIES[name]
+        try:
+            return PARAM_SCHEDULERS.get(name, others=list(FAMILIES)), "lr"
+        except ComponentNotFoundError as error:
+            raise ComponentNotFoundError(f"{self.where}.type: {error}") from error
 
     def step(self) -> None:
         """Count one epoch or iteration, and change the value if inside the window."""
@@ -305,7 +319,19 @@ def _build_list(
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        schedulers.append(ParamScheduler(optimizer, one, where=place, **run))
+        schedule = ParamScheduler(optimizer, one, where=place, **run)
+        schedulers.append(schedule)
+        total = one.get("total_steps")
+        of_run = run["num_epochs"] if schedule.by_epoch else run["num_iters"]
+        needed = min(schedule.end, of_run) - schedule.begin
+        is_short = isinstance(total, int) and total < needed
+        if is_short and not one.get("convert_to_iter_based") and mm_dist.is_main_process():
+            unit = "epochs" if schedule.by_epoch else "steps of one batch"
+            warnings.warn(
+                f"{place}: the cycle ends after total_steps={total}, and it acts in {needed} "
+                f"{unit}: the value stays at its end from there. Give total_steps={needed}.",
+                stacklevel=2,
+            )
     return schedulers
 
 
@@ -314,3 +340,7 @@ def named_schedulers(
 ) -> dict[str, list[ParamScheduler]]:
     """Return schedulers by the name of their wrapper; those of the only one under ``""``."""
     return schedulers if isinstance(schedulers, dict) else {"": schedulers}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Tensor)) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import warnings
 from copy import deepcopy
@@ -32,13 +33,14 @@ class TorchSchedule:
         check_cfg(cfg, PARAM_SCHEDULERS, {"optimizer": optimizer}, where=where)
 
     def advance(self, step: int) -> None:
-        """Take a step, from 0, which builds the scheduler."""
+        """Take a step, from 0, which builds the scheduler; past its end a cycle stays there."""
         if not step:
             given = {"optimizer": self._optimizer}
             self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self._where)
-        elif step > 1:
-            self._scheduler.step()
-        else:
+        elif step < (getattr(self._scheduler, "total_steps", None) or math.inf):
+            if step > 1:
+                self._scheduler.step()
+                return
             with warnings.catch_warnings():  # no optimizer step yet: accumulation, or an overflow
                 message = r"Detected call of `lr_scheduler\.step\(\)` bef"
                 warnings.filterwarnings("ignore", message)
