@@ -152,7 +152,7 @@ def test_from_cfg_names_a_missing_key(key):
         (
             "optimizer",
             "optim_wrapper",
-            r"given without optim_wrapper; .* belong together",
+            r"^optimizer: .* sets nothing here; it belongs to optim_wrapper\.optimizer\.",
         ),
     ],
 )

@@ -175,3 +175,36 @@ def test_keys_that_nothing_uses_are_listed(write, monkeypatch, capsys, tmp_path)
         line for line in capsys.readouterr().out.splitlines() if "configuration's own" in line
     ]
     assert note.endswith("which nothing here uses: unused.")
+
+
+YAML = """
+model: {type: "toy:Classifier"}
+work_dir: w
+train_cfg: {by_epoch: true, max_epochs: 12}
+optim_wrapper: {optimizer: {type: SGD, lr: &rate 0.1}}
+lr: *rate
+train_dataloader: {dataset: {type: "toy:Blobs"}, batch_size: 4, collate_fn: default_collate}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "home"),
+    [
+        ("max_epochs", 3, "train_cfg.max_epochs"),
+        ("seed", 0, "randomness.seed"),
+        ("optimizer", {"type": "Adam"}, "optim_wrapper.optimizer"),
+        ("precision", "bf16", "optim_wrapper.dtype"),
+        ("gradient_clip_val", 1.0, "optim_wrapper.clip_grad.max_norm"),
+    ],
+)
+def test_an_argument_of_one_level_down_is_refused_at_the_top(
+    write, monkeypatch, capsys, tmp_path, key, value, home
+):
+    monkeypatch.chdir(tmp_path)
+    write("base.yaml", YAML)
+    assert main(["check", "base.yaml"]) == 0  # an anchor's value is used
+    write("c.yaml", f"_base_: base.yaml\n{key}: {json.dumps(value)}\n")
+    assert main(["check", "c.yaml"]) == 1
+    message = capsys.readouterr().err
+    assert f"c.yaml:2: {key}: " in message
+    assert f"sets nothing here; it belongs to {home}. Set it there" in message

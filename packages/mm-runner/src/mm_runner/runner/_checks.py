@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mm_runner.config import Config
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import short_repr
 from mm_runner.validation import validate_run
 
-__all__ = ["argument_names", "check_run", "checked_cfg", "run_arguments", "unknown_keys"]
+__all__ = ["HOMES", "argument_names", "check_run", "checked_cfg", "run_arguments", "unknown_keys"]
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
 CFG_KEYS = (
@@ -24,6 +25,18 @@ CFG_KEYS = (
     "model_wrapper_cfg",
     "sync_bn",
 )
+
+# Where arguments of one level down, or of other trainers, belong.
+HOMES = {
+    **{name: f"train_cfg.{name}" for name in ("max_epochs", "max_iters", "val_interval")},
+    **{name: f"train_dataloader.{name}" for name in ("batch_size", "num_workers")},
+    **{name: f"optim_wrapper.{name}" for name in ("optimizer", "clip_grad", "accumulative_counts")},
+    **{name: f"optim_wrapper.optimizer.{name}" for name in ("lr", "momentum", "weight_decay")},
+    **dict.fromkeys(("precision", "mixed_precision"), "optim_wrapper.dtype"),
+    "gradient_clip_val": "optim_wrapper.clip_grad.max_norm",
+    "seed": "randomness.seed",
+    "deterministic": "randomness.deterministic",
+}
 
 # Similarity from which an unknown key counts as a misspelling: compiler and compile are above it,
 # data_root and data_preprocessor (0.62), custom_imports and custom_hooks (0.69) are not.
@@ -90,7 +103,8 @@ def unknown_keys(cfg: Iterable[str], runner: Callable[..., Any]) -> list[str]:
 def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
     """Return a full configuration as a dict, its top-level keys checked; ``None`` is an empty one.
 
-    A key similar to a known one is an error; other unknown keys are kept.
+    A key similar to a known one is an error, and one that belongs a level down; other unknown keys
+    are kept.
 
     Raises:
         ConfigError: If it is no mapping, or naming the key that is wrong.
@@ -118,4 +132,20 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
             )
+        home = HOMES.get(key)
+        if home is not None and value is not None and not _is_variable(cfg, value, home):
+            raise ConfigError(
+                f"{key}: {short_repr(value)} sets nothing here; it belongs to {home}. Set it "
+                "there; a variable of your own needs another name."
+            )
     return dict(cfg)
+
+
+def _is_variable(cfg: Mapping[str, Any], value: Any, home: str) -> bool:
+    """Return whether a key may be a variable: of a Python file, or by its value a YAML anchor."""
+    if isinstance(cfg, Config) and str(cfg.filename).endswith(".py"):
+        return True
+    found: Any = cfg
+    for name in home.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return bool(found == value)

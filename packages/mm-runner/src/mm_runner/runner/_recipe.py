@@ -20,7 +20,7 @@ from mm_runner.registry import LOOPS, build_from_cfg
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import check_train_loop
 
-from ._checks import check_run
+from ._checks import HOMES, check_run
 from ._logs import plain_config
 from ._model import use_channels_last, with_preprocessor
 from ._optimizers import check_schedules, check_wrapper_of_run
@@ -57,7 +57,8 @@ class Recipe:
         self._auto_scale_lr = arguments["auto_scale_lr"]
         self._model = with_preprocessor(arguments["model"], arguments["data_preprocessor"])
         given = {name: value for name, value in arguments.items() if value is not None}
-        self.given = {**given, **self.cfg}
+        # Variables of a Python file, written to another file, would no longer show as such.
+        self.given = {**given, **{k: v for k, v in self.cfg.items() if k not in HOMES}}
         self.resolved: dict[str, Any] = plain_config(self.given)
         self.writers = writer_configs(arguments["visualizer"], self.cfg.get("log_writers"))
         self._trained: Any = None  # the optimizer wrapper of the last training
