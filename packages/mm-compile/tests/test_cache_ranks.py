@@ -1,4 +1,3 @@
-import os
 import warnings
 
 import pytest
@@ -29,16 +28,12 @@ def train(directory):
     return [counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")]
 
 
-def _share_a_cache(rank, folder):
+def _share_a_cache(_rank, folder):
     warnings.simplefilter("ignore")
     assert train(folder / "cache") in ([0, 2], [1, 1], [2, 0])
     dist.barrier()
     assert train(folder / "cache") == [2, 0]
-    dist.barrier()
-    assert rank in (0, 1)
-    assert not list(folder.glob(f"mm_compile_*/{os.getpid()}"))
 
 
-def test_ranks_share_a_cache(run_ranks, tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_ranks_share_a_cache(run_ranks, tmp_path):
     run_ranks(_share_a_cache, 2, tmp_path)

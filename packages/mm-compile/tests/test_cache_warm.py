@@ -29,10 +29,6 @@ pytestmark = [
 ]
 
 
-# Where torch may find headers that it has compiled before, which takes long.
-REAL_TEMPORARY_FOLDER = tempfile.gettempdir()
-
-
 class Product(nn.Module):
     """Compiles without any C++ of its own, which is quick."""
 
@@ -42,16 +38,6 @@ class Product(nn.Module):
 
     def forward(self, inputs):
         return inputs @ self.weight
-
-
-@pytest.fixture(autouse=True)
-def _own_temporary_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    yield
-    tempfile.tempdir = None
 
 
 @pytest.fixture
@@ -124,7 +110,7 @@ def test_training_starts_warm_in_a_new_process_at_another_path_of_another_machin
     tmp_path,
 ):
     first, second, machine = tmp_path / "first", tmp_path / "second", tmp_path / "machine"
-    counts, cold, log = run_process(first, REAL_TEMPORARY_FOLDER)
+    counts, cold, log = run_process(first, tempfile.gettempdir())
     assert counts == [0, 2]
     assert "holds no code yet" in log
     pack_cache(first, tmp_path / "cache.zip")
@@ -142,7 +128,6 @@ def test_training_starts_warm_in_a_new_process_at_another_path_of_another_machin
     libraries = [path for path in files_in(second) if path.suffix == ".so"]
     assert {path: path.read_bytes() for path in libraries} == before
     assert not list(machine.rglob("*.gch"))
-    assert not list(machine.glob("mm_compile_*_*"))
 
 
 def test_it_computes_what_eager_computes_and_leaves_the_process_as_it_was(
@@ -163,7 +148,6 @@ def test_it_computes_what_eager_computes_and_leaves_the_process_as_it_was(
         assert config.fx_graph_cache == settings
         changed = [name for name in functions if vars(codecache).get(name) is not functions[name]]
         assert [name for name in changed if callable(functions[name])] == []
-        assert list((tmp_path / "tmp").glob("mm_compile_*_*")) == []
     assert counted() == (1, 1)
 
 
@@ -184,13 +168,15 @@ def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, co
     path = break_code(directory)
     counted()
     torch.testing.assert_close(run_once(directory), expected)
-    assert "cannot be used here and is compiled again: ImportError: no GLIBC" in caplog.text
-    assert not path.exists() or "GLIBC" not in path.read_text()
+    assert "cannot be used here and is removed" in caplog.text
+    assert "ImportError: no GLIBC" in caplog.text
+    assert not path.exists()
     caplog.clear()
-    counted()
-    torch.testing.assert_close(run_once(directory), expected)
+    for counts in ((0, 1), (1, 0)):  # cold once more, then warm
+        counted()
+        torch.testing.assert_close(run_once(directory), expected)
+        assert counted() == counts
     assert caplog.text == ""
-    assert counted() == (1, 0)
 
 
 def test_a_directory_that_fills_up_does_not_end_the_run(tmp_path, caplog):
@@ -227,9 +213,7 @@ by_others = pytest.mark.parametrize(
 @pytest.mark.usefixtures("inductor_cache")
 @by_others
 @pytest.mark.parametrize("level", ["directory", "folder", "file"])
-def test_code_that_others_can_write_does_not_run_unless_it_is_trusted(
-    tmp_path, caplog, level, hand_over
-):
+def test_code_that_others_can_write_does_not_run(tmp_path, caplog, level, hand_over):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory, marker = tmp_path / "deep" / "cache", tmp_path / "marker"
     before = os.umask(0)
@@ -249,9 +233,6 @@ def test_code_that_others_can_write_does_not_run_unless_it_is_trusted(
     assert not marker.exists()
     (message,) = caplog.messages
     assert "lets group or others write" in message or "belongs to user 65534" in message
-    assert "trusted=True" in message
+    assert "pack_cache" in message
     with pytest.raises(CacheFileError, match=r"is not packed: code in .* is not trusted"):
         pack_cache(directory, tmp_path / "cache.zip")
-    trusted = {"dir": directory, "trusted": True}
-    torch.testing.assert_close(run_once(trusted), expected)
-    assert pack_cache(trusted, tmp_path / "cache.zip") >= 1

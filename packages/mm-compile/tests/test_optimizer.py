@@ -131,6 +131,6 @@ def test_the_report_tells_of_the_step_and_of_its_own_graph_breaks(model, backend
     for each in step.graph_breaks:
         assert f"graph break in the step of AdamW at {Path(torch.__file__).parent}" in text
         assert each.frame.startswith(str(Path(torch.optim.__file__).parent))
-    assert report.to_dict()["optimizers"][0]["label"] == "the step of AdamW"
+    assert report.optimizers[0].label == "the step of AdamW"
     handle.undo()
     assert not handle.report().optimizers[0].is_compiled

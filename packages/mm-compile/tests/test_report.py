@@ -1,5 +1,6 @@
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_eager_and_compiled_steps_are_timed_in_training_itself(clock, caplog):
     train(model, clock, 30)
     assert handle.is_warm
     steps = handle.report().steps
-    assert (steps.eager_s, steps.compiled_s, steps.saved_s) == (2.5, 1.5, 1.0)
+    assert (steps.eager_s, steps.compiled_s) == (2.5, 1.5)
     assert steps.startup_s == pytest.approx(30)
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
     assert "step: 1.5 s compiled, by host clock; start-up 30.0 s; 2.5 s eager" in line
@@ -96,8 +97,7 @@ def test_the_report_names_what_is_not_compiled_and_why(backend):
 def test_a_report_is_json(clock):
     model, _, handle = timed_model(clock, verify=1)
     train(model, clock, 30)
-    plain = handle.report().to_dict()
-    assert json.loads(json.dumps(plain)) == plain
+    plain = json.loads(json.dumps(asdict(handle.report())))
     assert plain["steps"]["compiled_s"] == 1.5
     assert plain["regions"][0]["label"] == "the model (Timed)"
     assert plain["regions"][0]["verified"]["num_calls"] == 1

@@ -21,7 +21,7 @@ from ._method import function_of, instance_method
 from ._model_call import ModelCall
 from ._region import Region
 from ._select import find_regions, has_forward, signature_of
-from ._torch import RareCollections, shares_code
+from ._torch import shares_code
 from ._verify import Verifier
 from ._warm_up import WarmUp
 
@@ -58,8 +58,7 @@ def compile_model(
             * ``on_recompile``: what happens beyond: ``"dynamic"`` (the default) compiles once more
               for any size, then runs eagerly; ``"eager"``; ``"raise"``.
             * ``cache``: a directory for inductor's compiled code, so that the next run starts warm.
-              It is code that runs: one that other users can write is not used, unless
-              ``dict(dir=..., trusted=True)`` says so.
+              It is code that runs: one that other users can write is not used.
             * ``optimizer``: whether ``handle.compile_optimizer`` compiles the optimizer's step.
             * ``disable="auto"``: run the first training steps eagerly and time them, then compile
               if that is expected to save more than it costs in the steps that are left
@@ -91,16 +90,8 @@ def compile_model(
     config = parse_config(cfg, keywords)
     if not config.enabled:
         return CompileHandle(config, [])
-    with RareCollections():  # imports torch's compiler
-        return _compile(model, config)
-
-
-def _compile(model: nn.Module, config: CompileConfig) -> CompileHandle:
     check_against_torch(config)
-    config = dataclasses.replace(
-        config,
-        code_cache=open_cache(config.cache, config.keywords, is_trusted=config.is_cache_trusted),
-    )
+    config = dataclasses.replace(config, code_cache=open_cache(config.cache, config.keywords))
     regions = _install(model, config)
     verifier = None
     if config.verify is not None:

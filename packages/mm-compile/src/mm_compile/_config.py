@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ._cache._code_cache import CodeCache
-from ._cache._directory import parse_cache
+from ._cache._directory import parse_directory
 from ._errors import ConfigError
 from ._torch import compile_keywords, require_compile, require_torch_2_4, takes_version_limit
 from ._torch_private import backend_names, inductor_modes, inductor_options, version_limit
@@ -76,7 +76,6 @@ class CompileConfig:
     recompile_limit: int = _DEFAULT_RECOMPILE_LIMIT
     optimizer: bool = False
     cache: Path | None = None
-    is_cache_trusted: bool = False
     code_cache: CodeCache | None = field(default=None, compare=False)
     auto: bool = False
     verify: VerifyConfig | None = None
@@ -126,7 +125,8 @@ def parse_config(
     _check_values(given)
     _check_combinations(given)
     own = {key: given.pop(key) for key in _OWN_KEYS if key in given}
-    own["cache"], own["is_cache_trusted"] = parse_cache(own.get("cache", False))
+    cache = own.get("cache", False)
+    own["cache"] = None if cache is False else parse_directory(cache, "compile.cache")
     if isinstance(own.get("regions"), (list, tuple)):
         own["regions"] = tuple(own["regions"])
     own["verify"] = _parse_verify(own.get("verify", 0))

@@ -48,7 +48,7 @@ class CompileHandle:
         self._on_undo = on_undo
         self._warm_up = warm_up
         if warm_up is not None:
-            warm_up.on_done = self._log_report
+            warm_up.on_done = lambda: _logger.info("compile: %s", self.report())
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise NotAModelError(f"CompileHandle cannot be called. {_IN_PLACE}")
@@ -154,6 +154,3 @@ class CompileHandle:
             decision=None if self._warm_up is None else self._warm_up.message,
             optimizers=optimizers,
         )
-
-    def _log_report(self) -> None:
-        _logger.info("compile: %s", self.report())

@@ -15,7 +15,6 @@ from ._errors import CompileError
 from ._failure import Failure, failure_of_dynamo, passing_error
 from ._method import MethodSlot
 from ._model_call import ModelCall, is_compiling
-from ._torch import RareCollections
 
 # Compares a call of compiled code with eager code, and returns what deviates.
 Check = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Failure | None]
@@ -156,12 +155,9 @@ class Region:
         before = (backend.num_graphs, len(backend.break_reasons))
         is_first = self.name not in code.callers
         try:
-            if is_first:  # compiles it, unless other regions have run it
+            if is_first:
                 code.callers.add(self.name)
-                with RareCollections():
-                    outputs = code.run(self._module(), *args, **kwargs)
-            else:
-                outputs = code.run(self._module(), *args, **kwargs)
+            outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
             if not torch_private.is_of_dynamo(error, self._errors):
                 raise

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ._failure import GraphBreak
 from ._region import Region
@@ -93,11 +91,6 @@ class StepTimes:
     startup_s: float
     clock: str
 
-    @property
-    def saved_s(self) -> float | None:
-        """Seconds that compiling saves in each step; negative if it costs."""
-        return None if self.eager_s is None else self.eager_s - self.compiled_s
-
     def __str__(self) -> str:
         text = f"step: {duration(self.compiled_s)} compiled, by {self.clock}; "
         text += f"start-up {self.startup_s:.1f} s"
@@ -111,7 +104,7 @@ class CompileReport:
     """What was compiled since ``compile_model``.
 
     Nothing is compiled before the first call of the model. ``str(report)`` is a text of several
-    lines for a log.
+    lines for a log, ``dataclasses.asdict(report)`` is for programs.
 
     Attributes:
         target: The compiled methods, separated by commas.
@@ -138,16 +131,6 @@ class CompileReport:
     steps: StepTimes | None = None
     decision: str | None = None
     optimizers: tuple[RegionStatus, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as numbers, strings, lists and dicts, fit for JSON.
-
-        Example:
-            >>> compile_model(model, True).report().to_dict()["graphs"]
-            0
-        """
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples
-        return plain
 
     def __str__(self) -> str:
         mode = f" (mode {self.mode})" if self.mode else ""

@@ -1,6 +1,6 @@
 """Tensors in nested inputs and outputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -10,8 +10,8 @@ from torch import Tensor
 Named = tuple[str, Tensor]
 
 
-def find_tensors(name: str, value: Any) -> Iterator[Named]:
-    """Yield the tensors in ``value``, with names such as ``outputs['loss']``."""
+def find_tensors(name: str, value: Any) -> list[Named]:
+    """Return the tensors in ``value``, with names such as ``outputs['loss']``."""
     found: list[Named] = []
 
     def note(name: str, tensor: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def find_tensors(name: str, value: Any) -> Iterator[Named]:
         return tensor
 
     map_tensors(note, name, value)
-    yield from found
+    return found
 
 
 def map_tensors(function: Callable[[str, Tensor], Tensor], name: str, value: Any) -> Any:

@@ -3,11 +3,9 @@
 Importing ``torch._dynamo`` costs about a second, and torch 1.13 has no working one.
 """
 
-import gc
 import inspect
 from collections.abc import Mapping
 from platform import python_version
-from threading import Lock
 from typing import Any
 
 import torch
@@ -16,8 +14,6 @@ from ._errors import TorchVersionError
 
 # For torch 1.13, which has no torch.compile to ask.
 _KEYWORDS_OF_TORCH_2_0 = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
-# Allocations between two collections of young objects; garbage of some ten MiB.
-_GC_THRESHOLD = 300_000
 
 
 def torch_version() -> tuple[int, int]:
@@ -87,31 +83,3 @@ def describe_backend(keywords: Mapping[str, Any]) -> str:
     if isinstance(backend, str):
         return backend
     return str(getattr(backend, "__name__", type(backend).__name__))
-
-
-class RareCollections:
-    """Lets Python's garbage collector run rarely; it nests, also across threads.
-
-    Capturing and generating code makes hundreds of thousands of objects that stay, which each
-    collection walks through again: 0.7 s of processor time of a warm start.
-    """
-
-    _lock = Lock()
-    _depth = 0
-    _before = (0, 0, 0)
-
-    def __enter__(self) -> None:
-        cls = RareCollections
-        with cls._lock:
-            cls._depth += 1
-            if cls._depth == 1:
-                cls._before = gc.get_threshold()
-                if 0 < cls._before[0] < _GC_THRESHOLD:  # 0: the user has disabled it
-                    gc.set_threshold(_GC_THRESHOLD, *cls._before[1:])
-
-    def __exit__(self, *_: object) -> None:
-        cls = RareCollections
-        with cls._lock:
-            cls._depth -= 1
-            if cls._depth == 0 and gc.get_threshold()[0] == _GC_THRESHOLD:
-                gc.set_threshold(*cls._before)

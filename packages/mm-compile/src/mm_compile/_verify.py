@@ -153,7 +153,7 @@ class _Trace:
         with _restored(module, device):
             # Checkpointing counts what a forward saves, and must not see this one.
             with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-                outputs = list(find_tensors("the output", run(*args, **kwargs)))
+                outputs = find_tensors("the output", run(*args, **kwargs))
             self.random = _random_states(device)
             # As in a training step, whose backward runs after autocast has ended.
             with torch.autocast(kind, enabled=False) if dtype else nullcontext():

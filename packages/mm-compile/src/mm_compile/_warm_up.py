@@ -8,7 +8,9 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
+from statistics import median_high
 from time import perf_counter
 from typing import Any
 from weakref import ref
@@ -47,9 +49,6 @@ Decision = tuple[int, int, str | None]
 
 class _HostEvent:
     """The host's clock, with the interface of a device's event."""
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
 
     def record(self) -> None:
         self.at = perf_counter()
@@ -115,8 +114,8 @@ class WarmUp:
         # Medians: some steps wait for data, save a checkpoint or are interrupted.
         eager = self._seconds[_EAGER]
         return StepTimes(
-            compiled_s=_median(self._seconds[_COMPILED]),
-            eager_s=_median(eager) if eager else None,
+            compiled_s=median_high(self._seconds[_COMPILED]),
+            eager_s=median_high(eager) if eager else None,
             startup_s=compile_seconds,
             clock="host clock" if self._event is _HostEvent else "device events",
         )
@@ -134,7 +133,8 @@ class WarmUp:
         if self._event is None:
             tensor = next(chain(model.parameters(), model.buffers()), torch.empty(0))
             device = None if tensor.is_cpu else getattr(torch, tensor.device.type, None)
-            self._event = getattr(device, "Event", _HostEvent)
+            kind = getattr(device, "Event", None)
+            self._event = partial(kind, enable_timing=True) if kind else _HostEvent
         self._num_steps += 1
         self._time_step()
         if self._planned is None and not self.is_done:
@@ -146,7 +146,7 @@ class WarmUp:
 
     def _time_step(self) -> None:
         """Time the step that ends now, and begin the next one."""
-        now = self._event(enable_timing=True)
+        now = self._event()
         now.record()
         counts = (sum(each.kind.count_graphs() for each in self._regions), self._count_fallbacks())
         has_compiled, has_fallen_back = map(int.__ne__, counts, self._counts)
@@ -200,7 +200,7 @@ class WarmUp:
             return _REFUSED, f"{after}: not compiled: what was tried runs eagerly: {fallbacks[0]}"
         if not is_timed:
             return None, None
-        eager = _median(self._seconds[_EAGER])
+        eager = median_high(self._seconds[_EAGER])
         if self._stage == _EAGER:
             # Without a word, as many steps are to come as there have been.
             num_left = self._num_steps
@@ -215,7 +215,7 @@ class WarmUp:
                 f"compiling is expected to take {cost:.0f} s and to save {gain:.0f} s, which is "
                 "too little for the risk"
             )
-        compiled = _median(self._seconds[_COMPILED])
+        compiled = median_high(self._seconds[_COMPILED])
         if eager - compiled < _LEAST_GAIN * eager:
             return _REFUSED, (
                 f"{after}: not compiled: a step takes {duration(eager)} eager and "
@@ -246,7 +246,3 @@ class WarmUp:
 
     def _count_fallbacks(self) -> int:
         return sum(region.fallback is not None for region in self._regions)
-
-
-def _median(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[len(seconds) // 2]

@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,9 +20,7 @@ _logger = logging.getLogger(__name__)
 Compile = Callable[[], Any]
 
 
-def open_cache(
-    directory: Path | None, keywords: Mapping[str, Any], *, is_trusted: bool = False
-) -> "CodeCache | None":
+def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCache | None":
     """Return a cache in ``directory``, or None, with a warning, where it cannot be used."""
     if directory is None:
         return None
@@ -36,11 +33,11 @@ def open_cache(
             backend,
         )
         return None
-    refusal = None if is_trusted else refusal_of(directory)
+    refusal = refusal_of(directory)
     if refusal is not None:
         _logger.warning("compile: the cache is not used: %s.", refusal)
         return None
-    return CodeCache(directory, is_trusted=is_trusted)
+    return CodeCache(directory)
 
 
 class CodeCache:
@@ -53,9 +50,8 @@ class CodeCache:
     # Inductor keeps loaded code by its content, for the whole process.
     _last_folder: ClassVar[Path | None] = None
 
-    def __init__(self, directory: Path, *, is_trusted: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._is_trusted = is_trusted
         self._is_open = False
         # None while code cannot be cached.
         self._folder: Path | None = None
@@ -82,16 +78,26 @@ class CodeCache:
             if not self._has_code and not isinstance(passing_error(error), OSError):
                 raise
             failed = error
-        return self._compile_afresh(failed, compile_graph)
+        compiled = compile_graph()  # raises if the cache is not at fault
+        _logger.warning(
+            "compile: code in %s cannot be used here and is removed; this run compiles without a "
+            "cache: %s: %s",
+            self._folder,
+            type(failed).__name__,
+            str(failed).partition("\n")[0],
+        )
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = CodeCache._last_folder = None
+        return compiled
 
     def _open(self) -> None:
         folder = self._directory / folder_name()
-        refusal = None if self._is_trusted else refusal_of(self._directory, folder)
+        refusal = refusal_of(self._directory, folder)
         if refusal is not None:
             _logger.warning("compile: the cache is not used: %s.", refusal)
             return
         try:
-            make_folder(folder, is_shared=self._is_trusted)
+            make_folder(folder)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:  # a full or read-only disk must not end a run
             _logger.warning("compile: the cache is not used: %s", error)
@@ -114,29 +120,6 @@ class CodeCache:
             if self._has_libraries:
                 stack.enter_context(torch_private.without_precompiled_headers())
             return compile_graph()
-
-    def _compile_afresh(self, error: Exception, compile_graph: Compile) -> Any:
-        """Compile without cached files after ``error``, which they may have caused."""
-        assert self._folder is not None
-        fresh = self._make_temporary()
-        compiled = self._compile_in(fresh, compile_graph)
-        _logger.warning(
-            "compile: code in %s cannot be used here and is compiled again: %s: %s",
-            self._folder,
-            type(error).__name__,
-            str(error).partition("\n")[0],
-        )
-        try:
-            shutil.rmtree(self._folder)
-            shutil.copytree(fresh, self._folder)
-        except OSError:
-            self._folder = fresh
-        return compiled
-
-    def _make_temporary(self) -> Path:
-        path = tempfile.mkdtemp(prefix="mm_compile_")
-        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
-        return Path(path)
 
 
 @contextmanager

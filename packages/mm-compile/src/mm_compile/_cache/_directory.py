@@ -7,42 +7,25 @@ import platform
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mm_compile._errors import ConfigError
-from mm_compile._words import suggest
 
-_KEYS = ("dir", "trusted")
 # Increases when the layout of a cache changes.
 _FORMAT = 4
 FOLDER_NAME = re.compile(r"torch-[A-Za-z0-9_.+-]{1,64}-[0-9a-f]{24}")
 
 
-def parse_cache(value: Any) -> tuple[Path | None, bool]:
-    """Parse the config's ``cache``; create nothing."""
-    if value is False:
-        return None, False
-    if value is True:
-        raise ConfigError(
-            "compile.cache is True; it takes a directory here. Only mm-runner chooses one for "
-            "True. Write cache='DIR', the same for all runs of a project."
-        )
-    given = value if isinstance(value, Mapping) else {"dir": value}
-    for key in given:
-        if key not in _KEYS:
-            raise ConfigError(f"compile.cache has no key {key!r}. {suggest(key, _KEYS)}")
-    is_trusted = given.get("trusted", False)
-    if not isinstance(is_trusted, bool):
-        raise ConfigError(f"compile.cache.trusted is {is_trusted!r}; it takes True or False.")
-    return parse_directory(given.get("dir"), "compile.cache.dir"), is_trusted
-
-
 def parse_directory(value: Any, name: str) -> Path:
     """Return the absolute path of a cache directory; create nothing."""
+    if value is True:
+        raise ConfigError(
+            f"{name} is True; it takes a directory here. Only mm-runner chooses one for True. "
+            "Write cache='DIR', the same for all runs of a project."
+        )
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise ConfigError(f"{name} is {value!r}; it takes a directory.")
     try:
@@ -73,8 +56,7 @@ def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
         if reason is not None:
             return (
                 f"code in {path} is not trusted: {reason}. Make it yours alone (chown, chmod "
-                "go-w), or set cache=dict(dir=..., trusted=True) if you trust everyone who can "
-                "write there"
+                "go-w), or unpack a file of pack_cache into a directory of your own"
             )
     return None
 
@@ -89,12 +71,11 @@ def _distrust_reason(state: os.stat_result) -> str | None:
     return None
 
 
-def make_folder(folder: Path, *, is_shared: bool = False) -> None:
-    """Create a folder in a cache, and the cache's directory: private, unless shared."""
-    mode = 0o777 if is_shared else 0o700
+def make_folder(folder: Path) -> None:
+    """Create a folder in a cache, and the cache's directory, for this user alone."""
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    folder.parent.mkdir(mode=mode, exist_ok=True)
-    folder.mkdir(mode=mode, exist_ok=True)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def folder_name() -> str:

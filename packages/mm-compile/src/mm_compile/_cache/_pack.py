@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mm_compile._errors import CacheFileError, ConfigError
+from mm_compile._errors import CacheFileError
 
-from ._directory import FOLDER_NAME, make_folder, parse_cache, parse_directory, refusal_of
+from ._directory import FOLDER_NAME, make_folder, parse_directory, refusal_of
 
-_COMMENT = b"A compile cache of mm-compile; unpack it with mm_compile.unpack_cache.\n"
 # Such names cannot be absolute, leave the directory, or be hidden.
 _MEMBER = re.compile(r"(?!\.)[\w.,=+-]+(/(?!\.)[\w.,=+-]+)*", re.ASCII)
 # Locks, drafts, and intermediate results of a compiler.
@@ -30,17 +29,14 @@ _DAMAGED = (
 _MAX_RATIO = 100
 
 
-def pack_cache(
-    directory: str | os.PathLike[str] | Mapping[str, object], file: str | os.PathLike[str]
-) -> int:
+def pack_cache(directory: str | os.PathLike[str], file: str | os.PathLike[str]) -> int:
     """Pack the cache in ``directory`` into one file.
 
     Packs the code of every torch and machine. The file replaces an older one when it is complete.
     Pack when no job compiles, or a file may be incomplete; it is compiled again where it is used.
 
     Args:
-        directory: The ``cache`` of :func:`mm_compile.compile_model`. A cache that other users can
-            write is packed only if it says ``trusted=True``.
+        directory: The ``cache`` of :func:`mm_compile.compile_model`.
         file: The zip file to write.
 
     Returns:
@@ -55,11 +51,9 @@ def pack_cache(
         >>> pack_cache("work_dirs/compile_cache", "cache.zip")  # doctest: +SKIP
         12
     """
-    place, is_trusted = parse_cache(directory)
-    if place is None:
-        raise ConfigError("pack_cache got False; it takes the directory of a cache.")
+    place = parse_directory(directory, "the directory for pack_cache")
     folders = [path for path in sorted(place.glob("torch-*")) if FOLDER_NAME.fullmatch(path.name)]
-    for folder in () if is_trusted else folders:
+    for folder in folders:
         if (refusal := refusal_of(place, folder)) is not None:
             raise CacheFileError(f"{place} is not packed: {refusal}.")
     members = dict(_find_members(place, folders))
@@ -119,14 +113,10 @@ def _find_members(place: Path, folders: list[Path]) -> Iterator[tuple[str, Path]
 
 def _write_zip(file: Path, members: Mapping[str, Path]) -> int:
     draft = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    num_packed = 0
     try:
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.comment = _COMMENT
             for name, path in members.items():
-                with suppress(FileNotFoundError):  # a job has just pruned it
-                    archive.writestr(name, path.read_bytes())
-                    num_packed += 1
+                archive.write(path, name)
         draft.replace(file)
     except OSError as error:
         raise CacheFileError(
@@ -135,7 +125,7 @@ def _write_zip(file: Path, members: Mapping[str, Path]) -> int:
     finally:
         with suppress(OSError):
             draft.unlink()
-    return num_packed
+    return len(members)
 
 
 def _check_members(file: Path, archive: zipfile.ZipFile) -> None:
