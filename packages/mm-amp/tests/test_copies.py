@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import needs_cpu_float16, train_step
 
-from mm_amp import AmpOptimWrapper, OptimWrapper
+from mm_amp import AmpOptimWrapper
 
 
 def _pickle(value):
@@ -25,17 +25,9 @@ def _adam(model, **options):
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(lambda model: OptimWrapper(_adam(model), max_skips=3), id="max_skips"),
         pytest.param(
             lambda model: AmpOptimWrapper(_adam(model), dtype="bfloat16", fp32_modules=["2"]),
             id="islands",
-        ),
-        pytest.param(
-            lambda model: AmpOptimWrapper(
-                _adam(model), {"init_scale": 64.0}, "float16", clip_grad={"max_norm": 1.0}
-            ),
-            id="float16",
-            marks=needs_cpu_float16,
         ),
         pytest.param(
             lambda model: AmpOptimWrapper(

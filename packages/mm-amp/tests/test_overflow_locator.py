@@ -162,31 +162,13 @@ WITHOUT_SCALER = pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=["floa
 
 
 @WITHOUT_SCALER
-@pytest.mark.parametrize("clip_grad", [None, {"max_norm": 1.0}], ids=["unclipped", "clipped"])
-def test_without_a_scaler_bad_gradients_never_reach_the_parameters(
-    model, batches, caplog, dtype, clip_grad
-):
-    wrapper = _guarded(model, dtype, max_skips=2, clip_grad=clip_grad)
-    train_step(wrapper, model, batches[0])
-    handle = _spoil(model[0].bias, math.nan)
-    result = train_step(wrapper, model, batches[1])
-    handle.remove()
-    assert (result.stepped, result.skipped, wrapper.step_skipped) == (False, True, True)
-    assert train_step(wrapper, model, batches[2]).stepped
-    assert not wrapper.step_skipped
-    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    (record,) = _records(caplog)
-    assert record.levelno == logging.WARNING
-    assert "0.bias of 0 (Linear), torch.float32, norm nan (1 of 4 " in record.getMessage()
-
-
-@WITHOUT_SCALER
 def test_without_a_scaler_too_many_in_a_row_raise(model, batches, dtype):
     wrapper = _guarded(model, dtype, max_skips=2, accumulative_counts=2)
     train_step(wrapper, model, batches[0])
     train_step(wrapper, model, batches[1])
     train_step(wrapper, model, _nan_loss(batches[0]))
     train_step(wrapper, model, batches[0])
+    assert wrapper.step_skipped
     train_step(wrapper, model, _nan_loss(batches[0]))
     with pytest.raises(NonFiniteError, match=r"Loss nan.*lower the learning rate") as raised:
         train_step(wrapper, model, batches[0])

@@ -21,36 +21,19 @@ def _step(wrapper, model, batch, weight):
     return wrapper.update_params(loss, weight=weight)
 
 
-def _big_batch(parts):
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-
-def _train(model, micro_batches, make_weight, **options):
-    twin = copy.deepcopy(model)
-    wrapper = OptimWrapper(torch.optim.SGD(twin.parameters(), lr=0.1), **options)
-    wrapper.initialize_count_status(twin, 0, len(micro_batches))
-    results = [_step(wrapper, twin, batch, make_weight(batch)) for batch in micro_batches]
-    return twin.state_dict(), results
-
-
-def _train_big(model, micro_batches, window, **options):
-    windows = [micro_batches[i : i + window] for i in range(0, len(micro_batches), window)]
-    return _train(model, [_big_batch(parts) for parts in windows], lambda _: None, **options)
-
-
-def _close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 def test_a_micro_batch_of_weight_zero_counts_nothing(model, ragged, as_tensor):
-    def weight(batch):
-        found = 0 if batch is ragged[0] else len(batch[0])
-        return torch.tensor(found) if as_tensor else found
-
-    found, _ = _train(model, ragged[:3], weight, accumulative_counts=3)
-    expected, _ = _train_big(model, ragged[1:3], 3)
-    _close(found, expected)
+    twin = copy.deepcopy(model)
+    wrapper, other = (
+        OptimWrapper(torch.optim.SGD(one.parameters(), lr=0.1), accumulative_counts=counts)
+        for one, counts in ((model, 3), (twin, 2))
+    )
+    for index, batch in enumerate(ragged[:3]):
+        weight = len(batch[0]) if index else 0
+        _step(wrapper, model, batch, torch.tensor(weight) if as_tensor else weight)
+        if index:
+            _step(other, twin, batch, weight)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])

@@ -1,7 +1,7 @@
 """Metrics that hooks and schedules follow, and no validation reports."""
 
 import pytest
-from toy import runner_arguments
+from toy import NO_VALIDATION, runner_arguments
 from typing_extensions import override
 
 from mm_runner import ConfigError, Runner
@@ -9,6 +9,7 @@ from mm_runner.evaluator import Accuracy
 from mm_runner.tools import make_plan
 
 PLATEAU = {"type": "ReduceOnPlateauLR", "monitor": "accuracy"}
+SAVING = {"checkpoint": {"save_best": "accuracy", "interval": 1}}
 
 
 def asking(name, **options):
@@ -51,3 +52,18 @@ def test_names_of_metrics_are_those_that_are_reported(make_runner, evaluator):
     runner = make_runner(val_evaluator=evaluator, **asking(name)["save_best"][0])
     runner.train()
     assert list(runner.work_dir.glob("best_*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        ({"param_scheduler": PLATEAU}, "param_scheduler.monitor was given"),
+        ({"default_hooks": SAVING}, "CheckpointHook.save_best was given"),
+    ],
+    ids=["schedule", "best"],
+)
+def test_a_setting_that_needs_a_validation_warns_without_one(make_runner, arguments, setting):
+    runner = make_runner(**arguments, **NO_VALIDATION)
+    runner.train()
+    log = (runner.log_dir / f"{runner.timestamp}.log").read_text()
+    assert f"{setting} and has no effect: the run has no validation" in log

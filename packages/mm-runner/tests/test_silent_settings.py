@@ -38,6 +38,10 @@ def custom_keys(value):
     return {"optim_wrapper": {"optimizer": SGD, "paramwise_cfg": {"custom_keys": value}}}
 
 
+def sgd(**options):
+    return {"optim_wrapper": {"optimizer": {**SGD, **options}}}
+
+
 def wrapper(**arguments):
     return {"model_wrapper_cfg": {"type": "MMDistributedDataParallel", **arguments}}
 
@@ -49,6 +53,12 @@ BACKENDS = [{"type": "LocalVisBackend"}]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (sgd(lr=NAN), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got nan"),
+        (sgd(momentum=2), r"^optim_wrapper\.optimizer\.momentum: a number below 1 is needed, got 2"),
+        (sgd(type="Adam", betas=[0.9, NAN]), r"^optim_wrapper\.optimizer\.betas: a finite number"),
+        ({"param_scheduler": [{"type": "ExponentialLR", "gamma": float("inf")}]}, r"^param_scheduler\[0\]\.gamma: a finite number"),
+        ({"visualizer": {"type": "Vizualiser"}}, r"^visualizer\.type: 'Vizualiser' was given"),
+        ({"train_cfg": {"by_epoch": True, "max_epochs": -3}}, r"^train_cfg\.max_epochs: a positive integer is needed, got -3"),
         ({"log_processor": {"type": "LogProcesor"}}, r"^log_processor\.type: No log processor named 'LogProcesor'.*Did you mean 'LogProcessor'"),
         ({"log_processor": {"type": {"type": "LogProcessor"}}}, r"^log_processor\.type: a name, a class or a function is needed, got \{'type'"),
         ({"log_processor": {"type": Blobs}}, r"^log_processor: .*Blobs.* derived from mm_runner\.reporting\.LogProcessor"),
@@ -87,6 +97,7 @@ def test_a_setting_without_effect_is_refused_by_check_and_by_the_runner(
     "overrides",
     [
         {"visualizer": {"type": "DetLocalVisualizer", "vis_backends": BACKENDS, "name": "v", "save_dir": "d", "image": None, "bbox_color": (1, 2, 3), "text_color": "red", "line_width": 3, "alpha": 0.8, "backend": "opencv", "fig_save_cfg": {}, "radius": 2}},
+        {"optim_wrapper": {"optimizer": {"type": "Rprop", "step_sizes": [1e-6, float("inf")]}}},
         {"param_scheduler": {"type": "MultiStepLR", "milestones": [1, 1, 2]}},
         {"log_processor": {"type": "LogProcessor", "window_size": 20}},
         {"log_processor": {"type": LogProcessor}},

@@ -149,7 +149,14 @@ class Registry:
                 "import path 'package.module:Name' as type."
             )
         for entry in advertised.values():
-            return entry.load()  # type: ignore[no-any-return]
+            try:
+                return entry.load()  # type: ignore[no-any-return]
+            except (ImportError, AttributeError) as error:
+                raise ComponentNotFoundError(
+                    f"{self.name} {name!r} is advertised by the package "
+                    f"{entry.dist and entry.dist.name} as {entry.value}, which cannot be "
+                    f"imported: {with_place(error)}. Mend or reinstall that package."
+                ) from error
         names = sorted({*self.names(), *others})
         raise ComponentNotFoundError(
             f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."

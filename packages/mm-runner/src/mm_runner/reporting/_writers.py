@@ -201,6 +201,12 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
             f"visualizer: a dict is needed, got {type(visualizer).__name__}. Give "
             "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
         )
+    kind = visualizer.get("type")
+    if isinstance(kind, str) and not kind.endswith("Visualizer"):
+        raise ConfigError(
+            f"visualizer.type: {kind!r} was given; nothing is drawn here, and only names that end "
+            "in 'Visualizer' are ignored. Leave it out."
+        )
     found: dict[str, Any] = {}
     backends = visualizer.get("vis_backends")
     for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):

@@ -130,12 +130,14 @@ class Runner:
         self.rank, self.world_size, self.device = info.rank, info.world_size, info.device
         self.launcher, self.distributed = info.launcher, info.backend is not None
         self.starting_point = StartingPoint(load_from, resume=resume)
+        self._resume = resume  # OpenMMLab's libraries read it
         self.overwrite, self.owns_checkpoints = overwrite, False
         logs = RunLogs(work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
         self.logs, self.logger, self.console = logs, logs.logger, logs.console
         self.work_dir, self.log_dir, self.timestamp = logs.work_dir, logs.log_dir, logs.timestamp
         self.experiment_name, self.visualizer = logs.experiment_name, RunVisualizer(self, logs)
         self.randomness = RunSeed(randomness, self.rank)
+        self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
         self.loader_generator = self.randomness.loader_generator
         self.set_randomness(**self.randomness.configured)
         self.compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)

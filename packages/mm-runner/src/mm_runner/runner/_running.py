@@ -12,8 +12,9 @@ from mm_runner.checkpoint import first_line
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ConfigError, RunStopped
 from mm_runner.evaluator import Evaluator
+from mm_runner.hooks import CheckpointHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
-from mm_runner.loops import EndOfTrainingError
+from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers
 
@@ -64,11 +65,7 @@ def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], No
     run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
     run.compiler.begin_training(run)
     log_start(run)
-    evaluator = getattr(run.val_loop, "evaluator", None)
-    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
-    if reported is not None:
-        schedulers = chain.from_iterable(named_schedulers(run.param_schedulers).values())
-        refuse_missing_metrics(reported, run.hooks, list(schedulers))
+    _check_metrics(run)
     try:
         run.train_loop.run()
     except EndOfTrainingError:  # a run() of a subclass may let it through
@@ -76,6 +73,34 @@ def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], No
             run.call_hook("after_train")
     receipt.log(run)
     run.call_hook("after_run")
+
+
+def _check_metrics(run: Runner) -> None:
+    """Refuse metrics that no validation reports, and warn about settings that need a validation.
+
+    Raises:
+        ConfigError: If a metric is asked for that no validation reports.
+    """
+    schedulers = list(chain.from_iterable(named_schedulers(run.param_schedulers).values()))
+    evaluator = getattr(run.val_loop, "evaluator", None)
+    reported = evaluator.reported_names() if isinstance(evaluator, Evaluator) else None
+    if reported is not None:
+        refuse_missing_metrics(reported, run.hooks, schedulers)
+    # A custom loop may validate by itself; trials leave validations out.
+    is_ours = type(run.train_loop) in (EpochBasedTrainLoop, IterBasedTrainLoop)
+    if run.val_loop is not None or not is_ours or not run.interruption.saves:
+        return
+    waiting = [f"{one.where}.monitor" for one in schedulers if one.need_val_args]
+    waiting += [
+        f"{type(hook).__name__}.save_best"
+        for hook in run.hooks
+        if isinstance(hook, CheckpointHook) and hook.save_best
+    ]
+    for setting in waiting:
+        run.logger.warning(
+            f"{setting} was given and has no effect: the run has no validation to take a metric "
+            "from. Give val_dataloader, val_cfg and val_evaluator, or leave it out."
+        )
 
 
 def evaluate(run: Runner, phase: str) -> dict[str, float]:

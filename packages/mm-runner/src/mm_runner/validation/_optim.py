@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,6 +33,8 @@ from mm_runner.registry import (
 __all__ = ["check_component", "check_optim_wrapper", "check_schedules"]
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
+# Infinity may be meant elsewhere, such as no limit of a norm.
+_FINITE = ("lr", "momentum", "weight_decay", "eps", "gamma", "factor", "eta_min", "eta_max")
 # Longer than any run: the real length is known once there is data.
 _ENDLESS = 10**9
 
@@ -82,6 +85,7 @@ def _check_one(plain: dict[str, Any], where: str, device_type: str | None) -> No
     """Check an optimizer and its wrapper, and build them for a tiny model."""
     place, model = f"{where}.optimizer", nn.Linear(2, 2, bias=False)
     optimizer = check_component(plain["optimizer"], OPTIMIZERS, place, given=("params",))
+    _check_numbers(plain["optimizer"], place)
     if not optimizer.__module__.startswith("torch.optim"):  # it may look for its device, or log
         plain["optimizer"] = SGD(model.parameters(), lr=0.1)
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
@@ -108,6 +112,7 @@ def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
     if isinstance(cfg, ParamScheduler):
         return
     need_mapping(cfg, where, "a dict with the key 'type'")
+    _check_numbers(cfg, where)
     # An argument may be a list with a value for each parameter group.
     lengths = [len(value) for value in cfg.values() if isinstance(value, (list, tuple))]
     optimizer = SGD([{"params": [nn.Parameter()]} for _ in range(max([1, *lengths]))], lr=0.1)
@@ -116,6 +121,21 @@ def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
     is_number = isinstance(num_epochs, int) and num_epochs > 0
     length = {"num_epochs": num_epochs if is_number else _ENDLESS, "num_iters": _ENDLESS}
     _try_to_build(ParamScheduler, optimizer, cfg, **length, where=where)
+
+
+def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers that torch accepts and no training survives."""
+    for key, value in cfg.items():
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            is_float = isinstance(one, float)
+            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
+                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
+    momentum = cfg.get("momentum")
+    if isinstance(momentum, (int, float)) and momentum >= 1:
+        raise ConfigError(
+            f"{where}.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, old "
+            "gradients never fade."
+        )
 
 
 def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -146,6 +146,8 @@ def check_train_loop(cfg: Any, where: str) -> None:
     plain = {key: value for key, value in cfg.items() if key != "by_epoch"}
     default = "IterBasedTrainLoop" if by_epoch is False else "EpochBasedTrainLoop"
     check_component(plain, LOOPS, where, default=default, given=("runner", "dataloader"))
+    for name in ("max_epochs", "max_iters", "val_begin", "val_interval"):
+        _check_positive(cfg, name, where)
 
 
 def _check_eval_loop(cfg: Any, where: str) -> None:
