@@ -148,11 +148,19 @@ class FullDisk:
 SHARDED = {"type": "MMFullyShardedDataParallel"}
 
 
+class Scaled(Flat):
+    """A model with a buffer, which is not sharded."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+
 def _make(work_dir, *hooks, checkpoint=None, wrapper=SHARDED, **more):
     ema = {"type": "EMAHook", "momentum": 0.1, "strict_load": True}
     arguments = runner_arguments(
         work_dir,
-        model={"type": Flat},
+        model={"type": Scaled},
         custom_hooks=[ema, *hooks],
         train_dataloader=loader_cfg(batch_size=3),
         optim_wrapper={"optimizer": {"type": "AdamW", "lr": 0.01}},
@@ -172,6 +180,8 @@ class Loaded(Hook):
 
     def after_load_checkpoint(self, runner, checkpoint):  # noqa: ARG002
         for name, value in checkpoint["state_dict"].items():
+            if name == "scale":
+                continue
             self.seen[name] = (value.to_local().numel(), value.numel())
 
 
@@ -211,6 +221,7 @@ def test_each_rank_writes_its_shards_and_the_checkpoint_is_the_same(run_ranks, t
     assert _names(work_dir) == ["epoch_2.pth", "epoch_2.pth.shards"]
     (folder,) = work_dir.glob("*.shards-*")
     alone = torch.load(work_dir / "epoch_2.pth", weights_only=True)
+    assert torch.equal(alone["state_dict"].pop("scale"), torch.full((3,), 2.0))
     assert set(alone["state_dict"].values()) == {None}
     best = torch.load(work_dir / "best_accuracy.pth", weights_only=True)
     assert best["state_dict"]["first.weight"].shape == (5, 4)
@@ -223,10 +234,11 @@ def test_each_rank_writes_its_shards_and_the_checkpoint_is_the_same(run_ranks, t
         for index, state in expected["optimizer"]["state"].items():
             assert_equal(found["optimizer"]["state"][index], state)
         assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
-    # torch alone reads the folder.
-    plain = {"state_dict.first.weight": torch.empty(5, 4)}
+    # torch alone reads the folder: the whole model, buffers too.
+    model = Scaled()
+    plain = {f"state_dict.{key}": torch.zeros_like(one) for key, one in model.state_dict().items()}
     dcp.load(plain, checkpoint_id=folder)
-    assert torch.equal(plain["state_dict.first.weight"], expected["state_dict"]["first.weight"])
+    assert_equal(plain, {f"state_dict.{key}": one for key, one in expected["state_dict"].items()})
     # One process, and no wrapper: as from any other checkpoint.
     runner = _make(work_dir, wrapper=None, resume=True, train_cfg={"max_epochs": 3})
     runner.train()

@@ -3,7 +3,8 @@
 Such a checkpoint is a file, as any other, and a folder beside it. The file holds everything but the
 sharded tensors, which are ``None`` in it, and names the folder. It is written last, so the
 checkpoint is whole whenever the file is there. The folder is torch's own:
-``torch.distributed.checkpoint.load`` reads it, by keys such as ``state_dict.layers.0.weight``.
+``torch.distributed.checkpoint.load`` reads it, by keys such as ``state_dict.layers.0.weight``. For
+such readers it holds a copy of the model's buffers too.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
         tensors[key] = value.detach()
         return None
     if not isinstance(value, Mapping):
+        if isinstance(value, torch.Tensor) and key.startswith("state_dict."):
+            tensors[key] = value.detach()  # a plain dcp.load of the model reads buffers too
         return value
     state: Any = copy.copy(value)  # with the metadata of a state_dict
     state.update((name, _split(item, f"{key}.{name}", tensors)) for name, item in value.items())
