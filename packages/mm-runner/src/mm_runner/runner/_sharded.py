@@ -18,6 +18,7 @@ from mm_runner.checkpoint import (
     read_shards,
     renamed,
 )
+from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 
 if TYPE_CHECKING:
@@ -80,6 +81,16 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
                 f"the others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
             )
         return
+    # torch's sharded loading does not call _load_from_state_dict, which converts older versions.
+    own = vars(bare.state_dict())["_metadata"]
+    for name, saved in getattr(weights, "_metadata", {}).items():
+        version, needed = saved.get("version"), own.get(name, saved).get("version")
+        if version != needed:
+            raise CheckpointError(
+                f"The checkpoint has version {version} of the module {name!r}, and the model "
+                f"version {needed}. A sharded model does not convert it: resume once without "
+                "sharding, and save it."
+            )
     if _is_spread(weights):
         sharded.load_sharded_state_dict(weights, strict=strict)
     else:
