@@ -94,18 +94,21 @@ def best(file):
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "is_refused"),
     [
-        {"kept": ["../victim.pth"]},
-        {"kept": ["{outside}/victim.pth"]},
-        {"kept": ["..", "victim.pth\0"]},
-        {"kept": ["notes.txt", "*", "epoch_*.pth"]},
-        {"best": best("../victim.pth")},
-        {"best": best("notes.txt")},
+        ({"kept": ["../victim.pth"]}, True),
+        ({"kept": ["{outside}/victim.pth"]}, True),
+        ({"kept": [".."]}, True),
+        ({"kept": ["victim.pth\0"]}, True),
+        ({"kept": ["notes.txt", "*", "epoch_*.pth"]}, False),
+        ({"best": best("../victim.pth")}, True),
+        ({"best": best("notes.txt")}, False),
     ],
-    ids=["above", "absolute", "no-names", "other-files", "best-above", "best-other"],
+    ids=["above", "absolute", "parent", "zero", "other-files", "best-above", "best-other"],
 )
-def test_a_resumed_run_deletes_no_file_that_is_not_its_own(make_runner, tmp_path, entry):
+def test_a_resumed_run_deletes_no_file_that_is_not_its_own(
+    make_runner, tmp_path, entry, is_refused
+):
     make_runner(train_cfg={"max_epochs": 1}, default_hooks=KEEPS_ONE).train()
     path = tmp_path / "run" / "epoch_1.pth"
     victims = [tmp_path / "victim.pth", tmp_path / "run" / "notes.txt"]
@@ -120,6 +123,11 @@ def test_a_resumed_run_deletes_no_file_that_is_not_its_own(make_runner, tmp_path
         entry = {"kept": [name.replace("{outside}", str(tmp_path)) for name in entry["kept"]]}
     checkpoint["checkpoint_hook"].update(entry)
     save_checkpoint_file(checkpoint, path)
-    make_runner(resume=True, load_from=str(path), default_hooks=KEEPS_ONE).train()
-    assert (tmp_path / "run" / "epoch_2.pth").is_file()
+    options = {"resume": True, "load_from": str(path), "default_hooks": KEEPS_ONE}
+    if is_refused:
+        with pytest.raises(CheckpointError, match="name of a file without a directory"):
+            make_runner(**options)
+    else:
+        make_runner(**options).train()
+        assert (tmp_path / "run" / "epoch_2.pth").is_file()
     assert [one for one in victims if not one.exists()] == []

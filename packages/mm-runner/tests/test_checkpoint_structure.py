@@ -3,11 +3,13 @@
 import math
 import time
 import zipfile
+from itertools import cycle, islice
 
 import pytest
 import torch
 from toy import runner_arguments
 
+from mm_amp import MMAmpError
 from mm_runner import CheckpointError, ConfigError, Runner
 from mm_runner.checkpoint import (
     latest_readable,
@@ -15,19 +17,71 @@ from mm_runner.checkpoint import (
     save_checkpoint_file,
 )
 from mm_runner.config import Config
+from mm_runner.errors import MMRunnerError
 from mm_runner.tools import convert_mmengine_checkpoint
 
+ARGUMENTS = {
+    "optim_wrapper": {"optimizer": {"type": "AdamW", "lr": 0.01}},
+    "param_scheduler": [
+        {"type": "CosineAnnealingLR", "by_epoch": False, "end": 24},
+        {"type": "ReduceOnPlateauLR", "monitor": "accuracy", "rule": "greater"},
+        {"type": "ExponentialLR", "gamma": 0.9},
+    ],
+    "default_hooks": {
+        "checkpoint": {
+            "type": "CheckpointHook",
+            "interval": 4,
+            "by_epoch": False,
+            "save_best": "accuracy",
+        }
+    },
+    "custom_hooks": [
+        {"type": "EMAHook"},
+        {"type": "EarlyStoppingHook", "monitor": "accuracy", "rule": "greater"},
+        {"type": "GradientSpikeHook"},
+    ],
+}
+SCALER = {
+    "scale": 65536.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 8,
+}
 MISSING = object()
+OTHERS = [
+    *(MISSING, None, "x", -1, math.nan, math.inf, 10**30, [], {}, 0.5, True),
+    *([{}], torch.ones(3), "x" * 5000, [[]], {"x": {}}),
+]
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint from within the second epoch."""
+    """A checkpoint from within the second epoch, with what a run can keep."""
     folder = tmp_path_factory.mktemp("saved")
-    hooks = {"checkpoint": {"interval": 4, "by_epoch": False}}
-    adam = {"optimizer": {"type": "AdamW", "lr": 0.01}}
-    Runner(**runner_arguments(folder, default_hooks=hooks, optim_wrapper=adam)).train()
-    return load_checkpoint_file(folder / "iter_8.pth")
+    Runner(**runner_arguments(folder, **ARGUMENTS)).train()
+    checkpoint = load_checkpoint_file(folder / "iter_8.pth")
+    checkpoint["optimizer"]["loss_scaler"] = dict(SCALER)
+    return checkpoint
+
+
+def resume(checkpoint, folder):
+    save_checkpoint_file(checkpoint, folder / "changed.pth")
+    arguments = {"load_from": str(folder / "changed.pth"), "resume": True, **ARGUMENTS}
+    runner = Runner(**runner_arguments(folder / "run", **arguments))
+    runner.train()
+    return runner
+
+
+def paths(value, path=()):
+    """Every path of keys, of long lists the first two."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, (list, tuple)):
+        items = islice(enumerate(value), 2)
+    for key, item in items:
+        yield from paths(item, (*path, key))
 
 
 def changed(value, path, new):
@@ -43,27 +97,47 @@ def changed(value, path, new):
     return copy
 
 
+ENTRIES = [
+    *("meta", "state_dict", "rng", "data", "message_hub", "hooks", "param_schedulers"),
+    *("ema_state_dict", "checkpoint_hook"),
+]
+PARTS = [*((entry,) for entry in ENTRIES), ("optimizer", "state"), ("optimizer", "param_groups")]
+
+
+@pytest.mark.parametrize("part", [*PARTS, ("optimizer", "loss_scaler")], ids="-".join)
+def test_whatever_stands_in_an_entry_a_run_resumes_or_says_what_is_wrong(saved, tmp_path, part):
+    others = cycle(OTHERS)
+    within = [path for path in paths(saved) if path[: len(part)] == part]
+    assert within
+    for path in within:
+        for new in islice(others, 2):
+            try:
+                resume(changed(saved, path, new), tmp_path)
+            except (MMRunnerError, MMAmpError) as error:
+                assert len(str(error).splitlines()) == 1, (path, new)  # noqa: PT017
+            except Exception as error:
+                raise AssertionError(f"{path} {new}: {error!r}") from error
+
+
 @pytest.mark.parametrize(
     ("path", "new"),
     [
         (("data",), MISSING),
+        (("data",), []),
+        (("data", 0, "epoch"), -1),
         (("data", 0, "epoch"), math.nan),
-        (("data", 0, "iter"), 10**30),
+        (("data", 0, "epoch"), MISSING),
         (("data", 0, "pass"), MISSING),
-        (("data", 0, "position", "batch"), -1),
+        (("data", 0, "position", "batch"), 7),
         (("meta",), []),
         (("state_dict",), torch.ones(1)),
-        (("rng",), [{"python": 1}]),
-        (("optimizer", "param_groups", 0, "betas"), 2.0),
+        (("optimizer", "param_groups", 0, "betas", 0), 2.0),
+        (("optimizer", "state", 0, "exp_avg"), MISSING),
     ],
 )
 def test_an_entry_that_cannot_be_right_is_named(saved, tmp_path, path, new):
-    save_checkpoint_file(changed(saved, path, new), tmp_path / "changed.pth")
-    adam = {"optimizer": {"type": "AdamW", "lr": 0.01}}
-    start = {"load_from": str(tmp_path / "changed.pth"), "resume": True}
-    with pytest.raises(CheckpointError, match=path[-1]) as caught:
-        Runner(**runner_arguments(tmp_path / "run", **start, optim_wrapper=adam)).train()
-    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(CheckpointError, match=path[-1] if isinstance(path[-1], str) else "beta"):
+        resume(changed(saved, path, new), tmp_path)
 
 
 def test_a_newest_file_of_another_structure_is_passed_over(saved, tmp_path):

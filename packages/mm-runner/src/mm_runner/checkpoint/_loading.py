@@ -6,8 +6,12 @@ import os
 import re
 import reprlib
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from mm_runner._untrusted import is_file_name, is_finite
 from mm_runner.errors import CheckpointError
 
 from ._shards import load_checkpoint_file
@@ -29,8 +33,6 @@ __all__ = [
 # Names the newest whole checkpoint, relative to the work directory.
 LAST_CHECKPOINT = "last_checkpoint"
 _LONGEST_PATH = 1024
-# No run counts further.
-_MOST = 2**53
 
 # Prefix and suffix of the usual names.
 _USUAL = {("epoch_", ".pth"), ("iter_", ".pth")}
@@ -138,39 +140,124 @@ def latest_readable(
     return None, None
 
 
+# No run counts further, and whatever computes with it stays an exact number.
+_MOST = 2**53
+_MISSING = object()
+_DICT = ("a dict", lambda value: isinstance(value, dict))
+_LIST = ("a list", lambda value: isinstance(value, (list, tuple)))
+_COUNT = ("an integer >= 0", lambda value: type(value) is int and 0 <= value <= _MOST)
+_NUMBER = (
+    "a number",
+    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+)
+_FLAG = ("True or False", lambda value: isinstance(value, bool))
+_TENSOR = ("a tensor", lambda value: isinstance(value, Tensor))
+_SEED = ("a seed", lambda value: type(value) is int and 0 <= value < 2**63)
+_FILE = ("the name of a file without a directory", is_file_name)
+_STEPS = ("a count of steps", is_finite)
+
+# Which entries of a checkpoint, by their path, have to be what. ``*`` stands for all keys or
+# items; what ends in ``!`` must be there, and in ``?`` may be ``None``. Parents come first.
+_NEEDED = {
+    "meta": _DICT,
+    **dict.fromkeys(("meta.epoch", "meta.iter", "meta.world_size"), _COUNT),
+    "meta.seed?": _SEED,
+    **dict.fromkeys(("state_dict", "optimizer"), _DICT),
+    "rng": _LIST,
+    "rng.*": _DICT,
+    "data": _LIST,
+    "data.*": _DICT,
+    **dict.fromkeys(("data.*.epoch!", "data.*.iter!"), _COUNT),
+    "data.*.is_validated": _FLAG,
+    **dict.fromkeys(("data.*.pass!", "data.*.pass.rng", "data.*.pass.generators"), _DICT),
+    "data.*.pass.generators.*": _TENSOR,
+    "data.*.position": _DICT,
+    **dict.fromkeys(("data.*.position.epoch!", "data.*.position.batch!"), _COUNT),
+    **dict.fromkeys(("data.*.position.samples!?", "data.*.position.num_batches!?"), _COUNT),
+    "data.*.position.state?": _DICT,
+    "data.*.position.state.generators!": _DICT,
+    "data.*.position.state.generators.*": _TENSOR,
+    "data.*.position.state.loader!": ("a state", lambda _: True),
+    "message_hub": _LIST,
+    "message_hub.*": _DICT,
+    "message_hub.*.*": _LIST,
+    "message_hub.*.*.*": _NUMBER,
+    **dict.fromkeys(("hooks", "hooks.EarlyStoppingHook"), _DICT),
+    "hooks.EarlyStoppingHook.best_score!": _NUMBER,
+    "hooks.EarlyStoppingHook.wait_count!": _COUNT,
+    "param_schedulers": _LIST,
+    "param_schedulers.*": _DICT,
+    **dict.fromkeys(("param_schedulers.*.count", "param_schedulers.*.length"), _COUNT),
+    "param_schedulers.*.epoch_length": _COUNT,
+    "param_schedulers.*.scheduler?": _DICT,
+    "param_schedulers.*.scheduler.best?": _NUMBER,
+    "param_schedulers.*.scheduler.num_bad": _COUNT,
+    "param_schedulers.*.scheduler.cooldown_left": _COUNT,
+    "ema_state_dict": _DICT,
+    "ema_state_dict.steps*!": _STEPS,
+    "rank_buffers": _LIST,
+    "rank_buffers.*": _DICT,
+    "rank_buffers.*.*": _TENSOR,
+    "checkpoint_hook*": _DICT,
+    "checkpoint_hook*.kept": _LIST,
+    "checkpoint_hook*.kept.*": _FILE,
+    **dict.fromkeys(("checkpoint_hook*.best", "checkpoint_hook*.best.*"), _DICT),
+    "checkpoint_hook*.best.*.score!": _NUMBER,
+    **dict.fromkeys(("checkpoint_hook*.best.*.epoch!", "checkpoint_hook*.best.*.iter!"), _COUNT),
+    "checkpoint_hook*.best.*.file!": _FILE,
+}
+
+
 def check_resumable(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Check the counters and positions of a checkpoint; a part checks its own state as it loads.
+    """Check the entries that a resumed run reads, each of them if it is there.
+
+    Entries of custom hooks, datasets and schedulers are left to these.
 
     Raises:
         CheckpointError: Naming the first entry that cannot be used.
     """
+    schedules, wrapped = checkpoint.get("param_schedulers", []), dict(checkpoint)
+    if isinstance(schedules, dict):  # of several optimizers
+        parts = [one for group in schedules.values() if isinstance(group, list) for one in group]
+        wrapped["param_schedulers"] = parts
+    is_ours = "rng" in checkpoint
+    required = [(f"{name}!", _NEEDED[name]) for name in ("meta", "state_dict", "data")]
+    for pattern, (needed, test) in [*(required if is_ours else ()), *_NEEDED.items()]:
+        for where, value in _entries(wrapped, pattern.rstrip("?").split("."), ""):
+            is_allowed = value is None and pattern.endswith("?")
+            if value is _MISSING or not (is_allowed or test(value)):
+                _refuse(path, where, value, needed)
+    if is_ours and not checkpoint["data"]:
+        _refuse(path, "data", checkpoint["data"], "the place of each process")
+    for index, place in enumerate(checkpoint.get("data", ())):
+        position = place.get("position", {"epoch": 0, "batch": 0, "num_batches": None})
+        where = f"data.{index}.position"
+        if position["num_batches"] is not None and position["batch"] > position["num_batches"]:
+            _refuse(path, f"{where}.batch", position["batch"], "a batch of the pass")
+        if position["epoch"] > place["iter"]:
+            _refuse(path, f"{where}.epoch", position["epoch"], "no more passes than steps")
 
-    def need(where: str, value: Any, kind: type) -> None:
-        is_right = isinstance(value, kind) and not isinstance(value, bool)
-        if not is_right or (kind is int and not 0 <= value <= _MOST):
-            what = "an integer >= 0" if kind is int else f"a {kind.__name__}"
-            raise CheckpointError(
-                f"{path} cannot be resumed from: {where}: {what} is needed, got "
-                f"{reprlib.repr(value)}."
-            )
 
-    is_ours = "rng" in checkpoint  # MMEngine's have no position in the data
-    missing = [name for name in ("meta", "state_dict", "data") if not checkpoint.get(name)]
-    if is_ours and missing:
-        raise CheckpointError(f"{path} cannot be resumed from: {', '.join(missing)}: missing.")
-    meta, places = checkpoint.get("meta", {}), checkpoint.get("data", [])
-    need("meta", meta, dict)
-    need("state_dict", checkpoint.get("state_dict", {}), dict)
-    need("data", places, list)
-    for name in ("epoch", "iter", "world_size"):
-        need(f"meta.{name}", meta.get(name, 0), int)
-    for index, place in enumerate(places):
-        where = f"data.{index}"
-        need(where, place, dict)
-        for name in ("epoch", "iter"):
-            need(f"{where}.{name}", place.get(name), int)
-        if "position" in place:  # of our own loops
-            need(f"{where}.position", place["position"], dict)
-            need(f"{where}.pass", place.get("pass"), dict)
-            for name in ("epoch", "batch"):
-                need(f"{where}.position.{name}", place["position"].get(name), int)
+def _entries(value: Any, keys: list[str], where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and values that ``keys`` match, ``_MISSING`` for one that must be there."""
+    if not keys:
+        yield where.removeprefix("."), value
+        return
+    items: Any = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    key = keys[0].rstrip("!")
+    found = [(name, item) for name, item in items if fnmatchcase(str(name), key)]
+    if not found and keys[0].endswith("!") and value is not None:
+        yield f"{where}.{key}".removeprefix("."), _MISSING
+    for name, item in found:
+        yield from _entries(item, keys[1:], f"{where}.{str(name)[:80]}")
+
+
+def _refuse(path: Path, where: str, value: Any, needed: str) -> None:
+    shown = f"got {reprlib.repr(value)}"
+    if isinstance(value, Tensor):
+        shown = f"got a tensor of the shape {tuple(value.shape)}"
+    elif value is _MISSING:
+        shown = "it is missing"
+    raise CheckpointError(f"{path} cannot be resumed from: {where}: {shown}; {needed} is needed.")

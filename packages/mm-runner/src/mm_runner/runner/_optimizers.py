@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import reprlib
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mm_amp import OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
-from mm_runner._untrusted import is_like
+from mm_runner._untrusted import is_finite, is_like
 from mm_runner.data import is_endless
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import unwrap_model
@@ -41,6 +45,12 @@ __all__ = [
 
 # Settings of a parameter group that schedules and torch add.
 _ADDED = {"initial_lr", "param_names", "params"}
+# Those of torch that take a step without a closure, and with any gradient.
+_STEPS_ALONE = (
+    *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
+    *("Rprop", "SGD"),
+)
+_OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
@@ -171,6 +181,9 @@ def load_optimizers(runner: Runner, state: Mapping[str, Any] | None) -> None:
                 found, needed = reprlib.repr(group[key]), reprlib.repr(own[key])
                 raise _misfit(f"its {key} is {found}, and {kind} has {needed}")
         group.update((key, own[key]) for key in missing)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            _check_state(optimizer, group)
 
 
 def _misfit(reason: str) -> CheckpointError:
@@ -179,3 +192,31 @@ def _misfit(reason: str) -> CheckpointError:
         "checkpoint was saved with, over the same parameters; or take the weights alone, by "
         "load_from without resume."
     )
+
+
+def _check_state(optimizer: Any, group: dict[str, Any]) -> None:
+    """Check the state of each parameter, which torch loads unchecked, by a step of another one."""
+    kind = type(optimizer)
+    if kind.__name__ not in _STEPS_ALONE or kind is not getattr(torch.optim, kind.__name__, None):
+        return
+    tiny = torch.zeros(1, device=group["params"][0].device, requires_grad=True)
+    tiny.grad = torch.zeros_like(tiny)
+    names = inspect.signature(kind).parameters.keys() & group.keys() - {"params"}
+    try:
+        trial: Any = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
+        trial.step()
+    except _OF_CONTENT as error:
+        raise _misfit(f"{kind.__name__} cannot step with its settings: {error}") from error
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter)
+        if state is None or not parameter.requires_grad:
+            continue
+        for key, value in trial.state[tiny].items():
+            found = state.get(key)
+            if getattr(value, "shape", None) == tiny.shape:
+                is_right = getattr(found, "shape", None) == parameter.shape
+            else:  # counts and factors
+                is_right = value is None or (is_finite(found) and found >= 0)
+            if not is_right:
+                shape = tuple(parameter.shape)
+                raise _misfit(f"its {key} of a parameter of the shape {shape} does not fit")
