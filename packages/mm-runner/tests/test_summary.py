@@ -63,7 +63,7 @@ def test_the_start_tells_what_is_really_used(make_runner):
         "compile": ["off"],
         "optimizer": ["SGD (foreach) in AmpOptimWrapper"],
         "batch": ["8 = 4 per rank x 1 rank(s) x 2 accumulated"],
-        "length": ["12 steps in 2 epochs"],
+        "length": ["12 steps in 2 epochs, a step being one batch, 2 to an optimizer step"],
         "seed": ["7"],
         "checkpoints": [str(runner.work_dir)],
         "logs": [str(runner.log_dir)],

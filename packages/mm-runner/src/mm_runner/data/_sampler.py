@@ -224,7 +224,7 @@ class SeekableBatchSampler(Sampler[Any]):
 
     def indices_of(self, epoch: int, batch: int, samples: int | None) -> list[int]:
         """Return the indices of one batch; none if the sampler would draw others now."""
-        is_pure = type(self._sampler) in (DefaultSampler, InfiniteSampler, SequentialSampler)
+        is_pure = type(self.sampler) in (DefaultSampler, InfiniteSampler, SequentialSampler)
         if self.num_samples_per_batch is None or not is_pure:
             return []
         before = self._start
