@@ -33,7 +33,8 @@ class Fault:
         mend: Called likewise, once the ranks have ended; nothing by default.
         ends_ranks: Whether the ranks end, and others take their place.
         loses_steps: Whether what was done since the last checkpoint may be lost.
-        words: What the launchers and ranks say of it; ``{rank}`` is the number of the rank.
+        words: What the launchers and ranks say of it; ``{rank}`` is the number of the rank, ``|``
+            stands between alternatives.
         during: A context in which the fault lasts; for those that end no rank.
     """
 
@@ -116,7 +117,7 @@ KINDS = [
         "SIGSTOP",
         f"noticed when a collective takes {TIMEOUT_S} s; {RESTARTED}",
         _signal_to("rank", signal.SIGSTOP),
-        words=("rank {rank} gave no answer",),
+        words=("rank {rank} gave no answer|rank {rank} does not answer",),
     ),
     Fault(
         "rank told to end",

@@ -64,8 +64,8 @@ class Job:
 
     def saved_step(self):
         """Return how many steps the newest whole checkpoint has; 0 without one."""
-        found = latest_readable(self.work_dir, lambda _: None)
-        return 0 if found is None else found[1]["meta"]["iter"]
+        _, content = latest_readable(self.work_dir, lambda _: None)
+        return 0 if content is None else content["meta"]["iter"]
 
     def wait_until(self, condition, limit_s, what):
         """Wait; return the time it took.

@@ -154,8 +154,8 @@ def test_renaming_that_takes_long_shows_others_whole_files_only(
         while not is_over.wait(0.005):
             # Pruning may take a file away between the look into the directory and the reading.
             with suppress(CheckpointError):
-                found = latest_readable(tmp_path, lambda _: None)
-                seen.append(0 if found is None else found[1]["meta"]["iter"])
+                _, content = latest_readable(tmp_path, lambda _: None)
+                seen.append(0 if content is None else content["meta"]["iter"])
 
     reader = threading.Thread(target=look)
     reader.start()

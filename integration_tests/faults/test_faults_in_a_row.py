@@ -33,7 +33,8 @@ def strike(job, fault, index, slack_s):
 
     def has_said():
         told = "".join(job.said(each)[said_before[each] :] for each in range(2))
-        return all(words.format(rank=index) in told for words in fault.words)
+        alternatives = [words.format(rank=index).split("|") for words in fault.words]
+        return all(any(words in told for words in each) for each in alternatives)
 
     if not fault.ends_ranks:
         with fault.during(job, index):

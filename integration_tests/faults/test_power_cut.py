@@ -54,13 +54,13 @@ def find_failures(steps, saved_weights, folder, *, may_be_under_way):
         # What a thread writes is whole when the next save begins.
         promised = returned[:-1] if may_be_under_way else returned
         try:
-            found = latest_readable(work_dir, lambda _: None)
+            _, content = latest_readable(work_dir, lambda _: None)
         except CheckpointError:
-            found = None
-        number = 0 if found is None else found[1]["meta"]["iter"]
-        is_equal = found is None or all(
+            content = None
+        number = 0 if content is None else content["meta"]["iter"]
+        is_equal = content is None or all(
             torch.equal(value, saved_weights[number][name])
-            for name, value in found[1]["state_dict"].items()
+            for name, value in content["state_dict"].items()
         )
         if number < max(promised, default=0) or not is_equal:
             failures.append((done, sorted(state)))
