@@ -33,7 +33,7 @@ def test_build_calls_functions_and_passes_any_argument_they_take(things):
 
 
 def test_default_arguments_yield_to_the_config(things):
-    assert things.build({"type": "Box", "width": 1}, width=5, height=6).size == (1, 6, False)
+    assert things.build({"type": "Box", "width": 1}, {"height": 6}).size == (1, 6, False)
     built = build_from_cfg({"width": 1}, things, {"type": "Box"}, where="here")
     assert built.size == (1, 2, False)
 

@@ -4,9 +4,19 @@ from importlib.metadata import distribution
 
 import pytest
 import torch
+from toy import runner_arguments
 
-from mm_runner import ComponentNotFoundError, ConfigError, registry
-from mm_runner.registry import HOOKS, MODEL_WRAPPERS, OPTIM_WRAPPERS, OPTIMIZERS, Registry
+from mm_runner import ComponentNotFoundError, ConfigError, Runner, registry
+from mm_runner.registry import (
+    HOOKS,
+    MODEL_WRAPPERS,
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    RUNNERS,
+    DefaultScope,
+    Registry,
+    init_default_scope,
+)
 
 
 class Mine:
@@ -181,3 +191,94 @@ def test_looking_up_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert HOOKS.get("CheckpointHook").__name__ == "CheckpointHook"
+
+
+class Family:
+    """A root registry, two libraries' registries, and a component of the same name in each."""
+
+    def __init__(self):
+        self.root = Registry("thing")
+        self.birds = Registry("thing", parent=self.root, scope="birds")
+        self.owls = Registry("thing", parent=self.birds, scope="owls")
+        self.fish = Registry("thing", parent=self.root, scope="fish")
+        for one in (self.root, self.birds, self.fish):
+            one.register_module("Common", module=type(f"Of{one.scope}", (), {}))
+        self.root.register_module("Only", module=Mine)
+
+
+@pytest.fixture
+def family():
+    return Family()
+
+
+def test_a_name_is_looked_up_in_a_registry_and_its_parents(family):
+    assert family.root.scope == __name__.partition(".")[0]
+    assert family.birds.get("Common").__name__ == "Ofbirds"
+    assert family.owls.get("Common").__name__ == "Ofbirds"
+    assert family.fish.get("Only") is Mine
+    with pytest.raises(ComponentNotFoundError, match=r"'Onyl'; .*Did you mean 'Only'"):
+        family.owls.get("Onyl")
+
+
+def test_a_scope_names_the_registry_from_anywhere_in_the_family(family):
+    assert family.owls.get("fish.Common").__name__ == "Offish"
+    assert family.root.get("birds.Common").__name__ == "Ofbirds"
+    assert family.fish.get("owls.Only") is Mine
+    assert family.fish.get("mmengine.Only") is Mine  # as OpenMMLab's configs write it
+    with pytest.raises(ComponentNotFoundError, match=r"'owls\.Other' was asked for by import path"):
+        family.root.get("owls.Other")
+
+
+def test_the_default_scope_is_searched_first(family):
+    with DefaultScope.overwrite_default_scope("birds"):
+        assert family.root.get("Common").__name__ == "Ofbirds"
+        assert family.fish.get("Common").__name__ == "Ofbirds"
+        assert family.root.get("Only") is Mine
+        with DefaultScope.overwrite_default_scope("elsewhere"):
+            assert family.fish.get("Common").__name__ == "Offish"
+    assert DefaultScope.get_current_instance() is None
+    init_default_scope("fish")
+    try:
+        assert DefaultScope.get_current_instance().scope_name == "fish"
+        assert type(family.root.build({"type": "Common"})).__name__ == "Offish"
+        assert type(family.root.build({"type": "Common", "_scope_": "birds"})).__name__ == "Ofbirds"
+    finally:
+        init_default_scope(None)
+
+
+def test_two_children_of_one_scope_are_refused(family):
+    with pytest.raises(ConfigError, match="its parent has a child of the scope 'birds' already"):
+        Registry("thing", parent=family.root, scope="birds")
+
+
+def test_locations_are_imported_by_the_first_look_up(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    things = Registry("thing", scope="nest", locations=["nest_of_things"])
+    monkeypatch.setitem(sys.modules, "things_holder", things)
+    source = "import sys\n\nsys.modules['things_holder'].register_module('Egg', module=dict)\n"
+    (tmp_path / "nest_of_things.py").write_text(source)
+    assert "Egg" not in things
+    assert things.get("Egg") is dict
+
+
+def test_a_registry_may_build_by_a_function_of_its_own():
+    def build(cfg, things, default_args=None):
+        return things.get(cfg["kind"]), default_args
+
+    root = Registry("thing", build)
+    root.register_module(module=Mine)
+    child = Registry("thing", parent=root, scope="birds")
+    assert child.build({"kind": "Mine"}, default_args={"a": 1}) == (Mine, {"a": 1})
+
+
+@RUNNERS.register_module()
+class OwnRunner(Runner):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Runner, OwnRunner])
+def test_a_runner_is_built_by_the_name_of_its_class(tmp_path, kind):
+    cfg = {**runner_arguments(tmp_path), "runner_type": kind.__name__}
+    assert type(RUNNERS.build(cfg)) is kind
+    with pytest.raises(ConfigError, match=r"^cfg\.runner_type: 'Runer' .* OwnRunner, Runner, with"):
+        Runner.from_cfg({**cfg, "runner_type": "Runer"})

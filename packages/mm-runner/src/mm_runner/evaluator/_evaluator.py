@@ -13,7 +13,7 @@ from torch import Tensor
 import mm_dist
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
-from mm_runner.registry import METRICS, build_from_cfg, short_repr
+from mm_runner.registry import EVALUATOR, METRICS, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
 
 from ._metric import BaseMetric
@@ -148,12 +148,12 @@ def evaluator_type(cfg: Any) -> type[Evaluator] | None:
     if not isinstance(cfg, Mapping):
         return None
     kind = cfg.get("type", "Evaluator" if "metrics" in cfg else None)
-    if kind == "Evaluator":
-        return Evaluator
-    try:
-        kind = METRICS.get(kind) if isinstance(kind, str) else kind
-    except (ComponentNotFoundError, ConfigError):
-        return None  # who builds a metric of it says what is wrong
+    if isinstance(kind, str):
+        registry = EVALUATOR if kind.rpartition(".")[2] in EVALUATOR else METRICS
+        try:
+            kind = registry.get(kind)
+        except (ComponentNotFoundError, ConfigError):
+            return None  # who builds a metric of it says what is wrong
     return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
 
 

@@ -25,12 +25,16 @@ from ._build import (
     short_repr,
 )
 from ._registry import Registry
+from ._scope import DefaultScope, init_default_scope
 
 __all__ = [
     "DATASETS",
     "DATA_SAMPLERS",
+    "EVALUATOR",
     "FUNCTIONS",
     "HOOKS",
+    "INFERENCERS",
+    "LOG_PROCESSORS",
     "LOG_WRITERS",
     "LOOPS",
     "METRICS",
@@ -40,12 +44,22 @@ __all__ = [
     "OPTIM_WRAPPERS",
     "OPTIM_WRAPPER_CONSTRUCTORS",
     "PARAM_SCHEDULERS",
+    "RUNNERS",
+    "RUNNER_CONSTRUCTORS",
+    "STRATEGIES",
+    "TASK_UTILS",
+    "TRANSFORMS",
+    "VISBACKENDS",
+    "VISUALIZERS",
+    "WEIGHT_INITIALIZERS",
+    "DefaultScope",
     "Registry",
     "build_from_cfg",
     "check_arguments",
     "check_cfg",
     "check_section",
     "check_type",
+    "init_default_scope",
     "need_mapping",
     "short_repr",
 ]
@@ -58,6 +72,14 @@ def _public_classes(module: Any, base: type) -> dict[str, Any]:
         for name, value in vars(module).items()
         if isclass(value) and issubclass(value, base) and value is not base and name[0] != "_"
     }
+
+
+def build_runner_from_cfg(cfg: Any, registry: Registry, default_args: Any = None) -> Any:
+    """Build the runner that ``cfg["runner_type"]`` names, by default ``Runner``."""
+    whole = {**(default_args or {}), **need_mapping(cfg, "cfg")}
+    kind = whole.get("runner_type", "Runner")
+    runner: Any = registry.get(kind) if isinstance(kind, str) else kind
+    return runner.from_cfg(whole if default_args else cfg)
 
 
 MODELS = Registry("model", entry_point_group="mm.models")
@@ -90,3 +112,15 @@ DATA_SAMPLERS = Registry("data sampler", entry_point_group="mm.samplers")
 METRICS = Registry("metric", entry_point_group="mm.metrics")
 FUNCTIONS = Registry("function", entry_point_group="mm.collate_fns")
 LOG_WRITERS = Registry("log writer", entry_point_group="mm.log_writers")
+LOG_PROCESSORS = Registry("log processor", entry_point_group="mm.log_processors")
+EVALUATOR = Registry("evaluator", entry_point_group="mm.evaluators")
+RUNNERS = Registry("runner", build_runner_from_cfg, entry_point_group="mm.runners")
+# For the components of libraries; mm-runner itself builds nothing of them.
+RUNNER_CONSTRUCTORS = Registry("runner constructor")
+STRATEGIES = Registry("strategy")
+TRANSFORMS = Registry("transform")
+WEIGHT_INITIALIZERS = Registry("weight initializer")
+TASK_UTILS = Registry("task util")
+VISUALIZERS = Registry("visualizer")
+VISBACKENDS = Registry("visualizer backend")
+INFERENCERS = Registry("inferencer")

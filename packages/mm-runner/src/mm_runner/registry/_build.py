@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
+from ._scope import DefaultScope
+
 if TYPE_CHECKING:
     from ._registry import Registry
 
@@ -64,7 +66,8 @@ def build_from_cfg(
     """Call the component that ``cfg`` names with its arguments, and return the result.
 
     Args:
-        cfg: ``dict(type=..., **arguments)``. It is not changed.
+        cfg: ``dict(type=..., **arguments)``. It is not changed. The default scope within it is
+            ``_scope_``, if it has that key.
         registry: Where a ``type`` given as text is looked up.
         default_args: Arguments that ``cfg`` may override; a ``type`` among them is the default.
         where: Path of ``cfg`` in the whole configuration, for messages.
@@ -74,7 +77,13 @@ def build_from_cfg(
         ConfigError: If ``cfg`` is no dict, has no ``type``, or its arguments do not fit.
     """
     where = where or path_within(cfg) or registry.name
-    component, arguments = check_cfg(cfg, registry, default_args, where=where)
+    scope = cfg.get("_scope_") if isinstance(cfg, Mapping) else None
+    with DefaultScope.overwrite_default_scope(scope):
+        component, arguments = check_cfg(cfg, registry, default_args, where=where)
+        return _call(component, arguments, where)
+
+
+def _call(component: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:
     token = _under_construction.set((where, arguments))
     try:
         return component(**arguments)
@@ -114,7 +123,7 @@ def check_cfg(
     if not isinstance(cfg, Mapping):
         raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {cfg!r}.")
     arguments = {**(default_args or {}), **cfg}
-    component = arguments.pop("type", None)
+    component, _ = arguments.pop("type", None), arguments.pop("_scope_", None)
     if component is None:
         raise ConfigError(
             f"{where}: the key 'type' is missing; given: {', '.join(map(repr, cfg)) or 'nothing'}. "

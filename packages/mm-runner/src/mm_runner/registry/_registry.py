@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import warnings
 from functools import lru_cache
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
 from ._build import build_from_cfg
+from ._scope import DefaultScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,10 +29,23 @@ class Registry:
     A name is looked for among those registered in this process, then torch's own, then the entry
     points of installed distributions. Looking one name up imports that one component only.
 
+    Registries of one kind form a family: a library makes its own with ``parent=`` one of ours.
+    :meth:`get` looks in the registry of the default scope first, or else in this one, then in its
+    parents. ``"scope.Name"`` looks in the registry of that scope and its parents.
+
     Args:
         name: What the registry holds, in the singular, for messages: ``"optimizer"``.
+        build_func: Builds a component of ``(cfg, registry, default_args)``. Defaults to that of the
+            parent, or :func:`build_from_cfg`.
+        parent: Registry that is searched after this one.
+        scope: Name of the library. Defaults to the package of the calling module.
+        locations: Modules that register components when imported, which happens when a name is
+            first looked up here.
         entry_point_group: Group under which distributions advertise such components, or ``None``.
         torch_components: Returns torch's own components of this kind by name.
+
+    Raises:
+        ConfigError: If the parent has a child of the same scope.
 
     Example:
         >>> METRICS = Registry("metric")
@@ -38,19 +53,37 @@ class Registry:
         ... class Accuracy: ...
         >>> METRICS.get("Accuracy") is Accuracy
         True
+        >>> child = Registry("metric", parent=METRICS, scope="birds")
+        >>> child.get("Accuracy") is METRICS.get("Accuracy")
+        True
     """
 
     def __init__(
         self,
         name: str,
+        build_func: Callable[..., Any] | None = None,
+        parent: Registry | None = None,
+        scope: str | None = None,
+        locations: Iterable[str] = (),
         *,
         entry_point_group: str | None = None,
         torch_components: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.name = name
+        self.parent = parent
+        self.scope = _caller_scope() if scope is None else scope
+        self.children: dict[str, Registry] = {}
+        inherited = build_from_cfg if parent is None else parent.build_func
+        self.build_func: Callable[..., Any] = build_func or inherited
         self.entry_point_group = entry_point_group
+        self._locations = list(locations)
         self._torch = torch_components
         self._registered: dict[str, Callable[..., Any]] = {}
+        if parent is not None and parent.children.setdefault(self.scope, self) is not self:
+            raise ConfigError(
+                f"Registry({name!r}): its parent has a child of the scope {self.scope!r} already. "
+                "Use that one, or give another scope."
+            )
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}: {', '.join(self.names()) or 'nothing'})"
@@ -116,13 +149,60 @@ class Registry:
         """Return the component called ``name``, importing it if needed.
 
         Args:
-            name: A registered name, or an import path ``pkg.mod:Name`` or ``pkg.mod.Name``.
+            name: A registered name, with or without a scope, or an import path ``pkg.mod:Name`` or
+                ``pkg.mod.Name``.
             others: Names that the caller knows besides, for the message. Defaults to none.
 
         Raises:
             ComponentNotFoundError: If there is none; the message lists what there is.
             ConfigError: If two distributions advertise the name.
         """
+        registry, bare = self._begin(name)
+        for one in registry.lineage:
+            found = one.find(bare)
+            if found is not None:
+                return found
+        if ":" in name or "." in name:
+            return self._import(name)
+        names = sorted({*others, *(known for one in registry.lineage for known in one.names())})
+        raise ComponentNotFoundError(
+            f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
+            f"{did_you_mean(name, names)} Register yours with @register_module(), or give its "
+            "import path 'package.module:Name'."
+        )
+
+    def build(
+        self, cfg: Mapping[str, Any] | object, default_args: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Build the component that ``cfg['type']`` names, with the other keys as arguments.
+
+        ``default_args`` are arguments that ``cfg`` may override; see :func:`build_from_cfg`.
+        """
+        return self.build_func(cfg, self, default_args)
+
+    @property
+    def lineage(self) -> list[Registry]:
+        """This registry, its parent, and so on to the root."""
+        return [self, *(self.parent.lineage if self.parent else [])]
+
+    def _begin(self, name: str) -> tuple[Registry, str]:
+        """Return the registry to look in first, and the name without its scope."""
+        family = [self.lineage[-1]]
+        for one in family:
+            family += one.children.values()
+        by_scope = {one.scope: one for one in reversed(family)}
+        by_scope.setdefault("mmengine", family[0])  # OpenMMLab's configs name our components so
+        scope, _, bare = name.rpartition(".")
+        if scope in by_scope:
+            return by_scope[scope], bare
+        default = DefaultScope.get_current_instance()
+        return by_scope.get(default.scope_name, self) if default else self, name
+
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """Return the component ``name`` of this registry alone, ``None`` if it has none."""
+        if name not in self._registered:
+            while self._locations:
+                importlib.import_module(self._locations.pop(0))
         if name in self._registered:
             return self._registered[name]
         found = _entry_points(self.entry_point_group, tuple(sys.path))
@@ -134,11 +214,9 @@ class Registry:
                     f"{self.name} {name!r} is torch's own and also provided by an installed "
                     "plugin; torch's is used. Give the plugin's import path 'package.module:Name' "
                     "to use it.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             return torchs
-        if ":" in name or "." in name:
-            return self._import(name)
         if len(advertised) > 1:
             packages = [
                 f"{one.dist and one.dist.name} ({one.value})" for one in advertised.values()
@@ -157,19 +235,7 @@ class Registry:
                     f"{entry.dist and entry.dist.name} as {entry.value}, which cannot be "
                     f"imported: {with_place(error)}. Mend or reinstall that package."
                 ) from error
-        names = sorted({*self.names(), *others})
-        raise ComponentNotFoundError(
-            f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
-            f"{did_you_mean(name, names)} Register yours with @register_module(), or give its "
-            "import path 'package.module:Name'."
-        )
-
-    def build(self, cfg: Mapping[str, Any] | object, **default_args: Any) -> Any:
-        """Build the component that ``cfg['type']`` names, with the other keys as arguments.
-
-        ``default_args`` are arguments that ``cfg`` may override; see :func:`build_from_cfg`.
-        """
-        return build_from_cfg(cfg, self, default_args)
+        return None
 
     def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
@@ -192,6 +258,13 @@ class Registry:
                 f"{did_you_mean(attribute, vars(module))} {remedy}"
             )
         return getattr(module, attribute)  # type: ignore[no-any-return]
+
+
+def _caller_scope() -> str:
+    """Return the package of the module that creates a registry."""
+    frame = inspect.currentframe()
+    caller = frame and frame.f_back and frame.f_back.f_back
+    return str(caller.f_globals.get("__name__", "") if caller else "").partition(".")[0]
 
 
 @lru_cache(maxsize=64)

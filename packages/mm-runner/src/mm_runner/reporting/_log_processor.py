@@ -7,7 +7,7 @@ from typing import Any
 
 from mm_runner.errors import ConfigError
 from mm_runner.registry import (
-    Registry,
+    LOG_PROCESSORS,
     build_from_cfg,
     check_arguments,
     need_mapping,
@@ -138,16 +138,12 @@ def _check_count(value: Any, least: int, where: str) -> None:
         raise ConfigError(f"{where}: an integer >= {least} is needed, got {value!r}.")
 
 
-_LOG_PROCESSORS = Registry("log processor")  # ours, and import paths
-_LOG_PROCESSORS.register_module(module=LogProcessor)
-
-
 def build_log_processor(value: Any) -> LogProcessor:
     """Return ``value`` if it is a :class:`LogProcessor`, else one built from its arguments.
 
     Args:
         value: A log processor, the arguments of one, or ``None``. A ``type`` among the arguments is
-            ``"LogProcessor"``, a class derived from :class:`LogProcessor`, or the import path of
+            a registered name, a class derived from :class:`LogProcessor`, or the import path of
             one.
 
     Raises:
@@ -157,7 +153,7 @@ def build_log_processor(value: Any) -> LogProcessor:
     built = value
     if value is None or isinstance(value, Mapping):
         cfg = {"type": LogProcessor, **(value or {})}
-        built = build_from_cfg(cfg, _LOG_PROCESSORS, where="log_processor")
+        built = build_from_cfg(cfg, LOG_PROCESSORS, where="log_processor")
     if not isinstance(built, LogProcessor):
         raise ConfigError(
             f"log_processor: {short_repr(value)} was given; give a dict, whose type is "

@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_runner.config import Config
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import short_repr
+from mm_runner.registry import RUNNERS, short_repr
 from mm_runner.validation import validate_run
 
 __all__ = ["HOMES", "argument_names", "check_run", "checked_cfg", "run_arguments", "unknown_keys"]
@@ -117,10 +117,10 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
     for key, value in cfg.items():
         # MMEngine's FlexibleRunner shards or offloads by these: ignoring them would change a run.
         name = str(getattr(value, "__name__", value)).rpartition(".")[2]
-        if value and (key == "strategy" or (key == "runner_type" and name != "Runner")):
+        if value and (key == "strategy" or (key == "runner_type" and name not in RUNNERS)):
             raise ConfigError(
-                f"cfg.{key}: {short_repr(value)} was given; there is no Runner but "
-                "mm_runner.Runner, and it has no strategies. To shard the model, give "
+                f"cfg.{key}: {short_repr(value)} was given; there are the runners "
+                f"{', '.join(RUNNERS.names())}, without strategies. To shard the model, give "
                 "model_wrapper_cfg=dict(type='MMFullyShardedDataParallel'); for mixed precision, "
                 "optim_wrapper=dict(type='AmpOptimWrapper', ...). Remove the key to continue."
             )

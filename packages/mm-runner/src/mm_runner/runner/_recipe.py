@@ -16,7 +16,7 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
-from mm_runner.registry import LOOPS, build_from_cfg
+from mm_runner.registry import LOOPS, build_from_cfg, init_default_scope
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import check_train_loop
 
@@ -51,6 +51,8 @@ class Recipe:
     """
 
     def __init__(self, arguments: Mapping[str, Any], cfg: Any, runner: type[Runner]) -> None:
+        if arguments["default_scope"] is not None:
+            init_default_scope(arguments["default_scope"])
         self._phases = check_run(arguments, cfg, runner)
         self.cfg = ConfigDict(cfg or {})
         self._schedules = arguments["param_scheduler"]

@@ -60,7 +60,7 @@ class Runner:
         log_processor: See :class:`mm_runner.reporting.LogProcessor`.
         log_level: As in :mod:`logging`.
         visualizer: ``dict(vis_backends=[...])``: where scalars go besides ``scalars.jsonl``.
-        default_scope: Accepted for MMEngine's configs.
+        default_scope: Library whose registries are searched first.
         randomness: ``dict(seed=None, diff_rank_seed=False, deterministic=False)``.
         experiment_name: Put before the timestamp in the run's name.
         cfg: The full configuration, for keys without an argument, such as ``compile``.

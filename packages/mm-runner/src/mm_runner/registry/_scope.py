@@ -1,0 +1,51 @@
+"""The default scope: the library whose registries are searched first."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DefaultScope", "init_default_scope"]
+
+
+class DefaultScope:
+    """A default scope, under MMEngine's names.
+
+    Args:
+        scope_name: A library that has registries of its own, such as ``"mmpretrain"``.
+
+    Example:
+        >>> with DefaultScope.overwrite_default_scope("birds"):
+        ...     DefaultScope.get_current_instance().scope_name
+        'birds'
+    """
+
+    current: ClassVar[DefaultScope | None] = None
+
+    def __init__(self, scope_name: str) -> None:
+        self.scope_name = scope_name
+
+    @classmethod
+    def get_current_instance(cls) -> DefaultScope | None:
+        """Return the present default scope, ``None`` if there is none."""
+        return DefaultScope.current
+
+    @classmethod
+    @contextmanager
+    def overwrite_default_scope(cls, scope_name: str | None) -> Iterator[None]:
+        """Use another default scope within the block; ``None`` keeps the present one."""
+        previous = DefaultScope.current
+        if scope_name is not None:
+            DefaultScope.current = DefaultScope(scope_name)
+        try:
+            yield
+        finally:
+            DefaultScope.current = previous
+
+
+def init_default_scope(scope: str | None) -> None:
+    """Set the default scope of this process, as a Runner does; ``None`` unsets it."""
+    DefaultScope.current = None if scope is None else DefaultScope(scope)
