@@ -154,6 +154,14 @@ def clusters(session: nox.Session) -> None:
 
 
 @nox.session
+def libraries(session: nox.Session) -> None:
+    """Train a library in OpenMMLab's style, with MMEngine itself installed."""
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8", "mmengine==0.10.7")
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "libraries", *session.posargs)
+
+
+@nox.session
 def train(session: nox.Session) -> None:
     """Train on real images: two processes, mixed precision, compiled. Options after ``--``."""
     install_wheels(session, DEFAULT_TORCH)

@@ -14,7 +14,7 @@ _LAYERS = (
     ("data", "model", "optim", "evaluator", "reporting"),
     ("hooks", "loops"),
     ("validation", "runner"),
-    ("tools", "diagnostics"),
+    ("openmmlab", "tools", "diagnostics"),
     ("cli",),
 )
 _LEVELS = {name: level for level, names in enumerate(_LAYERS) for name in names}

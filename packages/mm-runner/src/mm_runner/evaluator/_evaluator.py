@@ -13,7 +13,7 @@ from torch import Tensor
 import mm_dist
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
-from mm_runner.registry import EVALUATOR, METRICS, build_from_cfg, short_repr
+from mm_runner.registry import EVALUATOR, METRICS, adopt, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
 
 from ._metric import BaseMetric
@@ -164,6 +164,7 @@ def _build(metric: Any, where: str) -> Any:
         metric = build_from_cfg(metric, METRICS, where=where)
     if is_torch_metric(metric):
         return _TorchMetric(metric)
+    metric = metric if isinstance(metric, BaseMetric) else adopt("metric", metric)
     # The process() of an evaluator takes the arguments in another order.
     is_metric = hasattr(metric, "process") and hasattr(metric, "evaluate")
     if isinstance(metric, Evaluator) or not is_metric:

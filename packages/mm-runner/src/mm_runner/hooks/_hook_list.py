@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import HOOKS, build_from_cfg, need_mapping
+from mm_runner.registry import HOOKS, adopt, build_from_cfg, need_mapping
 
 from ._hook import STAGES, Hook
 
@@ -85,6 +85,7 @@ class HookList:
             own = arguments.pop("priority", None)
             priority = own if priority is None else priority
             hook = build_from_cfg(arguments, HOOKS, where=where)
+        hook = adopt("hook", hook) if not isinstance(hook, Hook) else hook
         if not isinstance(hook, Hook):
             raise ConfigError(
                 f"{where}: a mm_runner.hooks.Hook or a dict with 'type' is needed, got {hook!r}."

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 from mm_runner._torch_private import scheduler_base
 
+from ._bridges import adopt, prepare_libraries
 from ._build import (
     build_from_cfg,
     check_arguments,
@@ -54,6 +55,7 @@ __all__ = [
     "WEIGHT_INITIALIZERS",
     "DefaultScope",
     "Registry",
+    "adopt",
     "build_from_cfg",
     "check_arguments",
     "check_cfg",
@@ -61,6 +63,7 @@ __all__ = [
     "check_type",
     "init_default_scope",
     "need_mapping",
+    "prepare_libraries",
     "short_repr",
 ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
+from ._bridges import bridges
 from ._build import build_from_cfg
 from ._scope import DefaultScope
 
@@ -157,11 +158,17 @@ class Registry:
             ComponentNotFoundError: If there is none; the message lists what there is.
             ConfigError: If two distributions advertise the name.
         """
-        registry, bare = self._begin(name)
+        registry, bare, library = self._begin(name)
+        found = self._ask_bridges(name.rpartition(".")[2], library) if library else None
+        if found is not None:
+            return found
         for one in registry.lineage:
             found = one.find(bare)
             if found is not None:
                 return found
+        found = None if ":" in bare or "." in bare else self._ask_bridges(bare, None)
+        if found is not None:
+            return found
         if ":" in name or "." in name:
             return self._import(name)
         names = sorted({*others, *(known for one in registry.lineage for known in one.names())})
@@ -185,18 +192,25 @@ class Registry:
         """This registry, its parent, and so on to the root."""
         return [self, *(self.parent.lineage if self.parent else [])]
 
-    def _begin(self, name: str) -> tuple[Registry, str]:
-        """Return the registry to look in first, and the name without its scope."""
+    def _begin(self, name: str) -> tuple[Registry, str, str | None]:
+        """Return the registry to look in first, the name without scope, and a foreign scope."""
         family = [self.lineage[-1]]
         for one in family:
             family += one.children.values()
         by_scope = {one.scope: one for one in reversed(family)}
         by_scope.setdefault("mmengine", family[0])  # OpenMMLab's configs name our components so
-        scope, _, bare = name.rpartition(".")
-        if scope in by_scope:
-            return by_scope[scope], bare
         default = DefaultScope.get_current_instance()
-        return by_scope.get(default.scope_name, self) if default else self, name
+        scope, _, bare = name.rpartition(".")
+        if not scope and default is not None:
+            scope = default.scope_name
+        if scope in by_scope:
+            return by_scope[scope], bare, None
+        is_library = scope and "." not in scope and ":" not in name
+        return self, name, scope if is_library else None
+
+    def _ask_bridges(self, name: str, scope: str | None) -> Callable[..., Any] | None:
+        found = (bridge.find(self.name, name, scope) for bridge in bridges())
+        return next((one for one in found if one is not None), None)
 
     def find(self, name: str) -> Callable[..., Any] | None:
         """Return the component ``name`` of this registry alone, ``None`` if it has none."""

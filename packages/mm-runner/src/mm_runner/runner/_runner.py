@@ -10,6 +10,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
+from mm_runner.registry import prepare_libraries
 from mm_runner.reporting import build_log_processor
 
 from ._attributes import loop_number, loop_part, of_loop, training_part
@@ -123,7 +124,10 @@ class Runner:
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
+        of_libraries = prepare_libraries(arguments, lambda: vars(self).get("logger"))
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
+        for hook in of_libraries:
+            self.hooks_list.add(hook)
         fix_cublas_workspace(randomness)  # before anything touches the device
         self.setup_env(env_cfg)
         info = self.dist_info

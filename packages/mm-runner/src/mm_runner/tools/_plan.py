@@ -29,6 +29,7 @@ from mm_runner.optim import (
     named_wrappers,
     scale_lr,
 )
+from mm_runner.registry import init_default_scope, prepare_libraries
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
@@ -67,6 +68,7 @@ class _Plan:
     """Parts of a run, built on the meta device, and the lines that describe them."""
 
     def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
+        init_default_scope(cfg.get("default_scope"))
         check_run(run_arguments(cfg, Runner), cfg, Runner)
         load_from = cfg.get("load_from")
         StartingPoint(load_from, resume=False)  # no URL
@@ -78,6 +80,7 @@ class _Plan:
         self.notes: list[str] = []
         dist_cfg = (cfg.get("env_cfg") or {}).get("dist_cfg") or {}
         self.device_type = dist_cfg.get("device_type") or mm_dist.available_device_type()
+        prepare_libraries(cfg, lambda: None)
         self.hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks")).hooks
         wrapper_cfg = cfg.get("model_wrapper_cfg") or {}
         kind = wrapper_cfg.get("type", "MMDistributedDataParallel")

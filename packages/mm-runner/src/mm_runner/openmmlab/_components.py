@@ -1,0 +1,123 @@
+"""Find components in the registries of MMEngine and its libraries, and adopt their objects."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import mmengine.registry as theirs
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook as TheirHook
+from mmengine.structures import BaseDataElement
+
+from mm_runner.hooks import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LibraryHook", "LibraryMetric", "adopt", "find"]
+
+# MMEngine's root registry for each kind of component.
+_ROOTS = {
+    "model": theirs.MODELS,
+    "dataset": theirs.DATASETS,
+    "data sampler": theirs.DATA_SAMPLERS,
+    "function": theirs.FUNCTIONS,
+    "metric": theirs.METRICS,
+    "evaluator": theirs.EVALUATOR,
+    "hook": theirs.HOOKS,
+    "loop": theirs.LOOPS,
+    "optimizer": theirs.OPTIMIZERS,
+    "optim wrapper": theirs.OPTIM_WRAPPERS,
+    "optim wrapper constructor": theirs.OPTIM_WRAPPER_CONSTRUCTORS,
+    "parameter scheduler": theirs.PARAM_SCHEDULERS,
+    "transform": theirs.TRANSFORMS,
+    "task util": theirs.TASK_UTILS,
+    "visualizer": theirs.VISUALIZERS,
+    "visualizer backend": theirs.VISBACKENDS,
+    "weight initializer": theirs.WEIGHT_INITIALIZERS,
+    "inferencer": theirs.INFERENCERS,
+}
+
+
+def find(kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
+    """Return a component of the library ``scope``, or with ``None`` one of MMEngine's own."""
+    root = _ROOTS.get(kind)
+    if root is None:
+        return None
+    component: Callable[..., Any] | None
+    if scope is None:
+        component = root.get(name)
+        return component
+    try:
+        has_registries = find_spec(f"{scope}.registry") is not None
+    except ModuleNotFoundError:  # no package
+        has_registries = False
+    if not has_registries:
+        return None
+    with root.switch_scope_and_registry(scope) as registry:
+        if registry.scope != scope:  # it has none of this kind
+            return None
+        registry.import_from_location()
+        component = registry.module_dict.get(name)
+    return component
+
+
+def adopt(kind: str, value: Any) -> Any:
+    """Return a hook or metric of MMEngine as one of this package; others unchanged."""
+    if kind == "hook" and isinstance(value, TheirHook):
+        stages = {
+            stage: staticmethod(getattr(value, stage)) for stage in value.get_triggered_stages()
+        }
+        return type(type(value).__name__, (LibraryHook,), stages)(value)
+    if kind == "metric" and isinstance(value, BaseMetric):
+        return LibraryMetric(value)
+    return value
+
+
+class LibraryHook(Hook):
+    """A hook of MMEngine; :func:`adopt` derives a class with the stages that it overrides.
+
+    Args:
+        hook: Of MMEngine or one of its libraries.
+    """
+
+    def __init__(self, hook: TheirHook) -> None:
+        self.hook = hook
+        self.priority = hook.priority
+
+
+class LibraryMetric:
+    """A metric of MMEngine, which takes predictions as dicts.
+
+    Args:
+        metric: Of MMEngine or one of its libraries.
+    """
+
+    def __init__(self, metric: BaseMetric) -> None:
+        self.metric = metric
+
+    @property
+    def dataset_meta(self) -> Any:
+        """The dataset's ``metainfo``."""
+        return self.metric.dataset_meta
+
+    @dataset_meta.setter
+    def dataset_meta(self, value: Any) -> None:
+        self.metric.dataset_meta = value
+
+    def reset(self) -> None:
+        """Clear the results of an interrupted evaluation."""
+        self.metric.results.clear()
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        """Pass the predictions for one batch, data elements as dicts."""
+        samples = [
+            one.to_dict() if isinstance(one, BaseDataElement) else one for one in data_samples
+        ]
+        self.metric.process(data_batch, samples)
+
+    def evaluate(self, size: int) -> dict[str, Any]:
+        """Gather and reduce what was collected."""
+        metrics: dict[str, Any] = self.metric.evaluate(size)
+        return metrics

@@ -1,0 +1,73 @@
+"""MMEngine's global objects, as its libraries read them during a run."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmengine.logging import MessageHub, MMLogger
+from mmengine.registry import VISUALIZERS, DefaultScope
+from typing_extensions import override
+
+from mm_runner.hooks import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mm_runner.registry._bridges import FindLogger
+    from mm_runner.run_view import RunView
+
+__all__ = ["begin"]
+
+_numbers = count(1)
+
+
+def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
+    """Create MMEngine's default scope, logger, message hub and visualiser for a run."""
+    name = f"mm-runner-{next(_numbers)}"
+    DefaultScope.get_instance(name, scope_name=arguments["default_scope"])
+    logger = MMLogger.get_instance(name)
+    logger.handlers = [_ToLogOfRun(find_logger)]
+    hub = MessageHub.get_instance(name)
+    visualizer = {"type": "Visualizer", **(arguments.get("visualizer") or {}), "name": name}
+    visualizer["save_dir"] = str(Path(arguments["work_dir"]) / "vis_data")
+    VISUALIZERS.build(visualizer)
+    return [_InfoHook(hub)]
+
+
+class _ToLogOfRun(logging.Handler):
+    """Passes records of MMEngine's logger on to the log of a run."""
+
+    def __init__(self, find_logger: FindLogger) -> None:
+        super().__init__()
+        self._find_logger = find_logger
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = self._find_logger()
+        if logger is not None and logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+
+class _InfoHook(Hook):
+    """Keeps the position of a run in MMEngine's message hub, where library code reads it."""
+
+    priority = "VERY_HIGH"
+
+    def __init__(self, hub: MessageHub) -> None:
+        self._hub = hub
+
+    @override
+    def before_train(self, runner: RunView) -> None:
+        for name in ("epoch", "iter", "max_epochs", "max_iters"):
+            self._hub.update_info(name, getattr(runner, name))
+
+    @override
+    def before_train_epoch(self, runner: RunView) -> None:
+        self._hub.update_info("epoch", runner.epoch)
+
+    @override
+    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
+        self._hub.update_info("iter", runner.iter)
