@@ -30,6 +30,9 @@ def pseudo_collate(batch: Sequence[Any]) -> Any:
         {'x': [1, 4], 'y': ([2, 5], [3, 6])}
     """
     first = batch[0]
+    for kind in (Mapping, (list, tuple)):
+        if isinstance(first, kind) and not all(isinstance(sample, kind) for sample in batch):
+            raise TypeError("The samples of a batch differ in structure.")
     if isinstance(first, Mapping):
         return {key: pseudo_collate([sample[key] for sample in batch]) for key in first}
     if isinstance(first, (list, tuple)):

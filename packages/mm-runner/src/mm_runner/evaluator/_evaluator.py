@@ -165,9 +165,10 @@ def _build(metric: Any, where: str) -> Any:
     if is_torch_metric(metric):
         return _TorchMetric(metric)
     metric = metric if isinstance(metric, BaseMetric) else adopt("metric", metric)
-    # The process() of an evaluator takes the arguments in another order.
+    # The process() of an evaluator, also of another library, takes the arguments in another order.
     is_metric = hasattr(metric, "process") and hasattr(metric, "evaluate")
-    if isinstance(metric, Evaluator) or not is_metric:
+    is_evaluator = hasattr(metric, "offline_evaluate") and not hasattr(metric, "compute_metrics")
+    if is_evaluator or not is_metric:
         raise ConfigError(
             f"{where}: a metric with process() and evaluate() is needed, got {short_repr(metric)}. "
             "Of an evaluator give its metrics."

@@ -220,7 +220,8 @@ class DefaultOptimWrapperConstructor:
 
     def _check_factors(self, rules: Mapping[str, Any], where: str) -> None:
         for key, value in rules.items():
-            is_no_number = key in _FACTORS and not isinstance(value, (int, float))
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_no_number = key in _FACTORS and not is_number
             if is_no_number or (isinstance(value, float) and not math.isfinite(value)):
                 raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
             setting = "lr" if str(key).endswith("lr_mult") else "weight_decay"

@@ -7,13 +7,15 @@ like the module that the bridge needs, and is loaded only where that module is i
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mm_runner.errors import ComponentNotFoundError
+
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from mm_runner.hooks import Hook
 
@@ -36,10 +38,24 @@ class Bridge(Protocol):
 
 
 @lru_cache(maxsize=1)
-def bridges() -> tuple[Bridge, ...]:
-    """Load the bridges whose libraries are installed."""
-    entries = entry_points(group="mm.bridges")
-    return tuple(entry.load() for entry in entries if find_spec(entry.name) is not None)
+def _entries() -> list[EntryPoint]:
+    return [one for one in entry_points(group="mm.bridges") if find_spec(one.name) is not None]
+
+
+def bridges() -> Iterator[tuple[str, Bridge]]:
+    """Yield the bridges whose libraries are installed, with the libraries' names.
+
+    Raises:
+        ComponentNotFoundError: If one cannot be imported.
+    """
+    for entry in _entries():
+        try:
+            yield entry.name, entry.load()
+        except ImportError as error:
+            raise ComponentNotFoundError(
+                f"{entry.name} is installed, and {entry.value}, which lets a run use its "
+                f"components, cannot be imported: {error}. Mend or uninstall {entry.name}."
+            ) from error
 
 
 def prepare_libraries(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
@@ -54,11 +70,14 @@ def prepare_libraries(arguments: Mapping[str, Any], find_logger: FindLogger) -> 
     """
     if arguments.get("default_scope") is None:
         return []
-    return [hook for bridge in bridges() for hook in bridge.begin(arguments, find_logger)]
+    return [hook for _, bridge in bridges() for hook in bridge.begin(arguments, find_logger)]
 
 
 def adopt(kind: str, value: Any) -> Any:
     """Return a component of another library as one of this package, and any other as it is."""
-    for bridge in bridges():
+    libraries = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    if libraries.isdisjoint(one.name for one in _entries()):
+        return value
+    for _, bridge in bridges():
         value = bridge.adopt(kind, value)
     return value

@@ -159,14 +159,19 @@ class Registry:
             ConfigError: If two distributions advertise the name.
         """
         registry, bare, library = self._begin(name)
-        found = self._ask_bridges(name.rpartition(".")[2], library) if library else None
+        # Bridges import their libraries: only for runs that ask for one.
+        is_asked = DefaultScope.get_current_instance() or name.startswith("mmengine.")
+        found = None
+        if is_asked and library:
+            found = self._ask_bridges(name.rpartition(".")[2], library)
         if found is not None:
             return found
         for one in registry.lineage:
             found = one.find(bare)
             if found is not None:
                 return found
-        found = None if ":" in bare or "." in bare else self._ask_bridges(bare, None)
+        if is_asked and ":" not in bare and "." not in bare:
+            found = self._ask_bridges(bare, None)
         if found is not None:
             return found
         if ":" in name or "." in name:
@@ -209,14 +214,15 @@ class Registry:
         return self, name, scope if is_library else None
 
     def _ask_bridges(self, name: str, scope: str | None) -> Callable[..., Any] | None:
-        found = (bridge.find(self.name, name, scope) for bridge in bridges())
+        found = (bridge.find(self.name, name, scope) for _, bridge in bridges())
         return next((one for one in found if one is not None), None)
 
     def find(self, name: str) -> Callable[..., Any] | None:
         """Return the component ``name`` of this registry alone, ``None`` if it has none."""
         if name not in self._registered:
             while self._locations:
-                importlib.import_module(self._locations.pop(0))
+                importlib.import_module(self._locations[0])
+                del self._locations[:1]
         if name in self._registered:
             return self._registered[name]
         found = _entry_points(self.entry_point_group, tuple(sys.path))

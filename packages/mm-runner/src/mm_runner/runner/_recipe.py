@@ -51,8 +51,7 @@ class Recipe:
     """
 
     def __init__(self, arguments: Mapping[str, Any], cfg: Any, runner: type[Runner]) -> None:
-        if arguments["default_scope"] is not None:
-            init_default_scope(arguments["default_scope"])
+        init_default_scope(arguments["default_scope"])
         self._phases = check_run(arguments, cfg, runner)
         self.cfg = ConfigDict(cfg or {})
         self._schedules = arguments["param_scheduler"]

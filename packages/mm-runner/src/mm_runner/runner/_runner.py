@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,20 @@ from ._running import evaluate, train
 from ._state import RunState, write_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import logging
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
     from mm_dist import DistInfo
 
 __all__ = ["Runner"]
+
+
+def _logger_finder(run: Runner) -> Callable[[], logging.Logger | None]:
+    """Return a function that gives the run's logger, and does not keep the run alive."""
+    reference = weakref.ref(run)
+    return lambda: getattr(reference(), "logger", None)
 
 
 class Runner:
@@ -124,7 +132,7 @@ class Runner:
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
-        of_libraries = prepare_libraries(arguments, lambda: vars(self).get("logger"))
+        of_libraries = prepare_libraries(arguments, _logger_finder(self))
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
         for hook in of_libraries:
             self.hooks_list.add(hook)

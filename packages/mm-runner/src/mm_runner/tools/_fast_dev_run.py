@@ -14,6 +14,7 @@ from mm_runner.hooks import CheckpointHook, Hook, LoggerHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.loops import EndOfTrainingError
 from mm_runner.runner import Runner
+from mm_runner.runner._checks import HOMES
 
 from ._trial import trial_directory
 
@@ -42,7 +43,8 @@ def fast_dev_run(
     """
     with trial_directory(cfg, "fast-dev-run", work_dir) as (directory, _):
         place = directory if work_dir is not None else directory / "work"
-        left_out = ["log_writers", "visualizer", *(["load_from"] if cfg.get("resume") else [])]
+        left_out = ["log_writers", "visualizer", *HOMES]  # variables are no longer known as such
+        left_out += ["load_from"] if cfg.get("resume") else []
         kept = {key: one for key, one in cfg.items() if key not in left_out}
         own = {"work_dir": str(place), "resume": False, "crash_bundle": False}
         runner = _UnsavedRunner.from_cfg({**kept, **own})

@@ -20,6 +20,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.loops import EpochBasedTrainLoop, IterBasedTrainLoop
 from mm_runner.registry import HOOKS, LOOPS
 from mm_runner.runner import Runner
+from mm_runner.runner._checks import HOMES
 from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
     for key in _NEEDED:
         if cfg.get(key) is None:
             raise ConfigError(f"{key}: this key is missing; {what} needs {', '.join(_NEEDED)}.")
+    left_out = {*_LEFT_OUT, *HOMES}  # variables of the file are no longer known as such
     try:
-        copied = copy.deepcopy({name: one for name, one in cfg.items() if name not in _LEFT_OUT})
+        copied = copy.deepcopy({name: one for name, one in cfg.items() if name not in left_out})
     except Exception as error:
         raise ConfigError(
             f"{what}: the configuration is used several times, and cannot be copied: {error}. "

@@ -34,7 +34,10 @@ __all__ = ["check_component", "check_optim_wrapper", "check_schedules"]
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Infinity may be meant elsewhere, such as no limit of a norm.
-_FINITE = ("lr", "momentum", "weight_decay", "eps", "gamma", "factor", "eta_min", "eta_max")
+_FINITE = (
+    *("lr", "momentum", "weight_decay", "dampening", "eps", "gamma", "factor", "power"),
+    *("eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr"),
+)
 # Longer than any run: the real length is known once there is data.
 _ENDLESS = 10**9
 
