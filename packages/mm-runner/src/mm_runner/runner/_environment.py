@@ -140,7 +140,7 @@ class RunSeed:
         self._use(seed)
 
     def reseed(self, num_steps: int) -> None:
-        """Seed all generators anew at step ``num_steps``, for a checkpoint without their states."""
+        """Reseed the generators at step ``num_steps`` of a checkpoint without their states."""
         rank = self._rank if self.is_by_rank else 0
         seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
 
