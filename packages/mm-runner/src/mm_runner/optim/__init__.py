@@ -1,5 +1,7 @@
 """Optimizer wrappers and parameter schedulers from their configs."""
 
+from typing import Any
+
 from mm_amp import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 
 from ._constructors import DefaultOptimWrapperConstructor
@@ -10,20 +12,48 @@ from ._optim_wrapper import (
     named_wrappers,
     scale_lr,
 )
-from .schedules import ParamScheduler, Shape, build_param_schedulers, named_schedulers
+from .schedules import (
+    FAMILIES,
+    INF,
+    LRSchedulerMixin,
+    MomentumSchedulerMixin,
+    ParamScheduler,
+    Shape,
+    build_param_schedulers,
+    build_scheduler,
+    named_class,
+    named_schedulers,
+)
+from .schedules import Schedule as _ParamScheduler
 
 __all__ = [
+    "INF",
     "AmpOptimWrapper",
     "DefaultOptimWrapperConstructor",
+    "LRSchedulerMixin",
+    "MomentumSchedulerMixin",
     "MultiOptimWrapperConstructor",
     "OptimWrapper",
     "OptimWrapperDict",
     "ParamScheduler",
     "Shape",
+    "_ParamScheduler",
     "build_optim_wrapper",
     "build_param_schedulers",
+    "build_scheduler",
     "holds_gradients",
     "named_schedulers",
     "named_wrappers",
     "scale_lr",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a schedule by MMEngine's name, such as ``CosineAnnealingLR``."""
+    if name in FAMILIES:
+        return named_class(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *FAMILIES]

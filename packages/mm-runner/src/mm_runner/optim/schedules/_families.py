@@ -59,6 +59,18 @@ class Shape(ABC):
                 "them."
             )
 
+    @classmethod
+    def in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
+        """Return the arguments with those that count epochs in iterations."""
+        converted = dict(arguments)
+        for name in cls.in_epochs:
+            value = arguments.get(name)
+            if isinstance(value, Sequence):
+                converted[name] = [one * epoch_length for one in value]
+            elif value is not None:
+                converted[name] = value * epoch_length
+        return converted
+
     @abstractmethod
     def value(self, step: int, current: float, base: float) -> float:
         """Return the value of one parameter group.

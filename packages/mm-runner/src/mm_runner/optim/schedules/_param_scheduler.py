@@ -20,7 +20,7 @@ from ._torch_schedule import TorchSchedule
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers"]
+__all__ = ["ParamScheduler", "build_param_schedulers", "build_scheduler", "named_schedulers"]
 
 _WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
 
@@ -38,7 +38,7 @@ class ParamScheduler:
             MMEngine's name of a family for the learning rate (``"CosineAnnealingLR"``), the
             momentum (``"CosineAnnealingMomentum"``: the first beta of an optimizer that has betas
             instead) or, with ``param_name``, any number of a parameter group
-            (``"CosineAnnealingParamScheduler"``); or any other class of
+            (``"CosineAnnealingParamScheduler"``), or the class of that name; or any other class of
             ``torch.optim.lr_scheduler``. ``convert_to_iter_based=True`` turns a schedule written in
             epochs into one by iteration.
         num_epochs: Epochs of the run, the default ``end`` of a schedule by epoch.
@@ -81,15 +81,19 @@ class ParamScheduler:
         window = {name: arguments.pop(name) for name in _WINDOW if name in cfg}
         check_arguments(self._set_window, window, where, is_partial=True)
         factor = self._set_window(num_epochs, num_iters, epoch_length, **window)
-        self.setting, self._course = self._build_course(arguments, factor)
-        self.monitor = getattr(self._course, "monitor", None)
-        self.need_val_args = isinstance(self._course, ReduceOnPlateau)
-        for group in optimizer.param_groups:
+        self._start(*self._build_course(arguments, factor))
+
+    def _start(self, setting: str, course: Any) -> None:
+        """Check that every group has the setting, and set its first value."""
+        self.setting, self._course = setting, course
+        self.monitor = getattr(course, "monitor", None)
+        self.need_val_args = isinstance(course, ReduceOnPlateau)
+        for group in self.optimizer.param_groups:
             if not _is_number(self._value(group)):
                 numbers = ", ".join(key for key, value in group.items() if _is_number(value))
                 raise ConfigError(
-                    f"{where}: {self.setting!r} is to be scheduled, and the parameter groups of "
-                    f"{type(optimizer).__name__} have no such number; they have {numbers}."
+                    f"{self.where}: {setting!r} is to be scheduled, and the parameter groups of "
+                    f"{type(self.optimizer).__name__} have no such number; they have {numbers}."
                 )
             self._read(group)  # before another schedule changes the initial value
         self._advance()
@@ -127,16 +131,7 @@ class ParamScheduler:
     def _build_course(self, arguments: dict[str, Any], factor: int) -> tuple[str, Any]:
         """Return the name of the setting, and what computes its values."""
         name, where = arguments["type"], self.where
-        kind: Any = name
-        setting: str | None = "lr"
-        is_family = isinstance(name, str) and name in FAMILIES
-        if is_family and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
-            kind, setting = FAMILIES[name]
-        elif isinstance(name, str):
-            try:
-                kind = PARAM_SCHEDULERS.get(name, others=list(FAMILIES))
-            except ComponentNotFoundError as error:
-                raise ComponentNotFoundError(f"{where}.type: {error}") from error
+        kind, setting = _resolve(name, where)
         if not (isinstance(kind, type) and issubclass(kind, Shape)):
             if factor != 1:
                 raise ConfigError(
@@ -147,29 +142,12 @@ class ParamScheduler:
         del arguments["type"]
         setting = setting or arguments.pop("param_name", None)
         check_arguments(kind, arguments, where, name=getattr(name, "__name__", name))
-        for key in kind.in_epochs:
-            value = arguments.get(key)
-            if isinstance(value, Sequence):
-                arguments[key] = [one * factor for one in value]
-            elif value is not None:
-                arguments[key] = value * factor
         try:
-            course = kind(**arguments)
+            course = kind(**kind.in_iters(arguments, factor))
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{where}: {error}") from error
         course.length = self.end - self.begin
         return setting, course
-
-    def _resolve(self, name: Any) -> tuple[Any, str | None]:
-        """Return the family or class of a name, and its setting if the name says it."""
-        if not isinstance(name, str):
-            return name, "lr"
-        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
-            return FAMILIES[name]
-        try:
-            return PARAM_SCHEDULERS.get(name, others=list(FAMILIES)), "lr"
-        except ComponentNotFoundError as error:
-            raise ComponentNotFoundError(f"{self.where}.type: {error}") from error
 
     def step(self) -> None:
         """Count one epoch or iteration, and change the value if inside the window."""
@@ -182,9 +160,17 @@ class ParamScheduler:
         if isinstance(self._course, TorchSchedule):
             self._course.advance(self.count - self.begin)
             return
-        for group in self.optimizer.param_groups:
-            current, base = self._read(group)
-            self._write(group, self._course.value(self.count - self.begin, current, base))
+        for group, value in zip(self.optimizer.param_groups, self._get_value(), strict=True):
+            self._write(group, float(value))
+
+    def _get_value(self) -> Sequence[float]:
+        """Return the value of each parameter group at the present step."""
+        step, groups = self.count - self.begin, self.optimizer.param_groups
+        return [self._course.value(step, *self._read(group)) for group in groups]
+
+    def get_last_value(self) -> list[Any]:
+        """Return the present value of each parameter group."""
+        return [self._value(group) for group in self.optimizer.param_groups]
 
     def follow(self, metrics: Mapping[str, Any]) -> None:
         """Update a schedule that :attr:`need_val_args` from the metrics of a validation.
@@ -307,6 +293,57 @@ def build_param_schedulers(
     }
 
 
+def build_scheduler(
+    optimizer: Optimizer,
+    cfg: Mapping[str, Any],
+    *,
+    num_epochs: int,
+    num_iters: int,
+    epoch_length: int | None = None,
+    where: str = "param_scheduler",
+) -> ParamScheduler:
+    """Build one scheduler; arguments and errors are those of :class:`ParamScheduler`.
+
+    A subclass of it as ``type`` is called with ``optimizer`` and the arguments of ``cfg``, and
+    ``end``: by default the end of the run.
+    """
+    kind = _resolve(cfg["type"], where)[0] if cfg.get("type") is not None else None
+    if not (isinstance(kind, type) and issubclass(kind, ParamScheduler)):
+        run: Any = {"num_epochs": num_epochs, "num_iters": num_iters, "epoch_length": epoch_length}
+        return ParamScheduler(optimizer, cfg, where=where, **run)
+    of_run = num_epochs if cfg.get("by_epoch", True) else num_iters
+    arguments = {"end": of_run, **cfg, "optimizer": optimizer}
+    del arguments["type"]
+    build: Any = kind
+    if arguments.pop("convert_to_iter_based", False) and cfg.get("by_epoch", True):
+        build = kind.build_iter_from_epoch  # type: ignore[attr-defined]
+        arguments["epoch_length"] = epoch_length or num_iters // max(num_epochs, 1)
+    check_arguments(build, arguments, where, name=kind.__name__)
+    try:
+        schedule: ParamScheduler = build(**arguments)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    schedule.where = where
+    return schedule
+
+
+def _resolve(name: Any, where: str) -> tuple[Any, str | None]:
+    """Return the family or class that ``type`` names, and the setting if the name says it."""
+    kind = name
+    if isinstance(name, str):
+        bare = name.removeprefix("mmengine.")
+        if bare in FAMILIES and bare not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
+            return FAMILIES[bare]
+        try:
+            kind = PARAM_SCHEDULERS.get(name, others=list(FAMILIES))
+        except ComponentNotFoundError as error:
+            raise ComponentNotFoundError(f"{where}.type: {error}") from error
+    module, name = getattr(kind, "__module__", None) or "", getattr(kind, "__name__", None)
+    if name in FAMILIES and module.startswith(("mm_runner.optim", "mmengine.optim.")):
+        return FAMILIES[name]
+    return kind, "lr"
+
+
 def _build_list(
     optimizer: Optimizer, cfg: Any, where: str, run: dict[str, Any]
 ) -> list[ParamScheduler]:
@@ -319,7 +356,7 @@ def _build_list(
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        schedule = ParamScheduler(optimizer, one, where=place, **run)
+        schedule = build_scheduler(optimizer, one, where=place, **run)
         schedulers.append(schedule)
         total = one.get("total_steps")
         of_run = run["num_epochs"] if schedule.by_epoch else run["num_iters"]

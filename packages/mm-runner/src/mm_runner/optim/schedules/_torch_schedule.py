@@ -15,7 +15,7 @@ from mm_runner.registry import PARAM_SCHEDULERS, build_from_cfg, check_cfg
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["TorchSchedule"]
+__all__ = ["TorchSchedule", "is_plain"]
 
 
 class TorchSchedule:
@@ -50,7 +50,7 @@ class TorchSchedule:
         """Return the scheduler's position in primitives, ``None`` before it is built."""
         if self._scheduler is None:
             return None
-        return {k: v for k, v in self._scheduler.state_dict().items() if _is_plain(v)}
+        return {k: v for k, v in self._scheduler.state_dict().items() if is_plain(v)}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Restore the position. The learning rates themselves are the optimizer's state."""
@@ -75,8 +75,8 @@ class TorchSchedule:
         self._scheduler.load_state_dict(state)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Return whether every torch loads a value safely; others are configuration."""
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
