@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,24 +32,15 @@ _KEYS = (*sorted(_FACTORS), "bypass_duplicate", "custom_keys")
 _MULTIPLIERS = {"lr_mult": "lr", "decay_mult": "weight_decay"}
 
 
-def _walk(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter, Any]]:
-    """Yield the name, parameter and owner, in the order of the modules, without wrappers.
-
-    A shared parameter comes once under each name.
-    """
-    module = unwrap_model(module)
-    for name, parameter in module.named_parameters(recurse=False):
-        yield f"{prefix}{name}", parameter, module
-    for name, child in module.named_children():
-        yield from _walk(child, f"{prefix}{name}.")
-
-
 class DefaultOptimWrapperConstructor:
     """Builds an optimizer over the parameters of a model, and its wrapper.
 
     Parameters with equal settings share a parameter group, so that the optimizer works on few long
     lists. As in MMEngine, frozen parameters are kept without a ``paramwise_cfg``, so that they can
     be unfrozen later, and left out with one. A shared parameter counts under its first name.
+
+    With a ``paramwise_cfg``, a subclass may override :meth:`add_params`, as in MMEngine; keys of
+    its own are passed on.
 
     Args:
         optim_wrapper_cfg: ``optimizer`` (a config), ``type`` (``"OptimWrapper"`` by default) and
@@ -65,6 +56,13 @@ class DefaultOptimWrapperConstructor:
               first that applies counts;
             * ``bypass_duplicate``: no effect; a shared parameter has one group anyway.
         where: Path of the config, for messages.
+
+    Attributes:
+        optimizer_cfg: Config of the optimizer, or an optimizer.
+        optim_wrapper_cfg: Config of the wrapper without it.
+        paramwise_cfg: The factors that are given.
+        base_lr: The optimizer's own learning rate, ``None`` if it has none. Likewise ``base_wd``,
+            the weight decay.
 
     Raises:
         ConfigError: If a key is unknown, or a factor has nothing to multiply.
@@ -85,21 +83,31 @@ class DefaultOptimWrapperConstructor:
             )
         if paramwise_cfg is not None and not isinstance(paramwise_cfg, Mapping):
             raise ConfigError(f"{where}.paramwise_cfg: a dict is needed, got {paramwise_cfg!r}.")
-        self._cfg, self._where = optim_wrapper_cfg, where
+        self.optim_wrapper_cfg, self._where = dict(optim_wrapper_cfg), where
         rules = paramwise_cfg or {}
-        self._paramwise = {key: value for key, value in rules.items() if value is not None}
-        self._optimizer = optim_wrapper_cfg["optimizer"]
-        if not isinstance(self._optimizer, Optimizer):
+        self.paramwise_cfg = {key: value for key, value in rules.items() if value is not None}
+        self.optimizer_cfg: Any = self.optim_wrapper_cfg.pop("optimizer")
+        # The optimizer's own values of what multipliers apply to, given or by default.
+        self._base: dict[str, Any] = dict.fromkeys(_MULTIPLIERS.values())
+        self._names, self._added = list[str](), set[nn.Parameter]()
+        if not isinstance(self.optimizer_cfg, Optimizer):
             component, _ = check_cfg(
-                self._optimizer, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer"
+                self.optimizer_cfg, OPTIMIZERS, {"params": ()}, where=f"{where}.optimizer"
             )
-            if self._paramwise:
-                self._check_paramwise(inspect.signature(component).parameters)
-        elif self._paramwise:
+            known = inspect.signature(component).parameters
+            for name in self._base:
+                default = known[name].default if name in known else None
+                value = self.optimizer_cfg.get(name)
+                value = default if value is None else value
+                self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
+            if self.paramwise_cfg:
+                self._check_paramwise(known)
+        elif self.paramwise_cfg:
             raise ConfigError(
-                f"{where}.paramwise_cfg: a ready {type(self._optimizer).__name__} was given, "
+                f"{where}.paramwise_cfg: a ready {type(self.optimizer_cfg).__name__} was given, "
                 "which has its parameter groups; give the optimizer as a dict."
             )
+        self.base_lr, self.base_wd = self._base["lr"], self._base["weight_decay"]
 
     def __call__(self, model: nn.Module) -> Any:
         """Build the optimizer over the parameters of ``model``, and its wrapper.
@@ -107,7 +115,7 @@ class DefaultOptimWrapperConstructor:
         Raises:
             ConfigError: If nothing in ``model`` is trainable, or a config does not fit.
         """
-        optimizer = self._optimizer
+        optimizer = self.optimizer_cfg
         if not isinstance(optimizer, Optimizer):
             optimizer = build_from_cfg(
                 optimizer,
@@ -116,15 +124,47 @@ class DefaultOptimWrapperConstructor:
                 where=f"{self._where}.optimizer",
             )
         return build_from_cfg(
-            {**self._cfg, "optimizer": optimizer},
+            {**self.optim_wrapper_cfg, "optimizer": optimizer},
             OPTIM_WRAPPERS,
             {"type": "OptimWrapper"},
             where=self._where,
         )
 
+    def add_params(
+        self,
+        params: list[dict[str, Any]],
+        module: nn.Module,
+        prefix: str = "",
+        is_dcn_module: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Append a parameter group for each trainable parameter of ``module``.
+
+        A subclass gets the whole model first.
+
+        Args:
+            params: The groups.
+            module: The model, or a part of it, for which this is called again.
+            prefix: Name of ``module``.
+            is_dcn_module: No effect; MMEngine's.
+            **kwargs: Of a subclass.
+        """
+        module = unwrap_model(module)
+        for key, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            self._names.append(name := f"{prefix}.{key}" if prefix else key)
+            if parameter not in self._added:
+                self._added.add(parameter)
+                own = self._settings_of(name, parameter, module)
+                params.append({**own, "params": [parameter]})
+        for key, child in module.named_children():
+            path = f"{prefix}.{key}" if prefix else key
+            self.add_params(params, child, prefix=path, is_dcn_module=is_dcn_module, **kwargs)
+
     def _settings_of(self, name: str, parameter: nn.Parameter, module: Any) -> dict[str, Any]:
         """Return the settings in which a parameter differs from the optimizer's own."""
-        custom = self._paramwise.get("custom_keys", {})
+        custom = self.paramwise_cfg.get("custom_keys", {})
         found = sorted((key for key in custom if key in name), key=lambda key: (-len(key), key))
         if found:
             given = custom[found[0]]
@@ -144,9 +184,9 @@ class DefaultOptimWrapperConstructor:
             }
             given = {}
             for key, holds in applies.items():
-                if holds and key in self._paramwise:
+                if holds and key in self.paramwise_cfg:
                     multiplier = "lr_mult" if key.endswith("lr_mult") else "decay_mult"
-                    given.setdefault(multiplier, self._paramwise[key])
+                    given.setdefault(multiplier, self.paramwise_cfg[key])
         settings = {key: value for key, value in given.items() if key not in _MULTIPLIERS}
         for multiplier, setting in _MULTIPLIERS.items():
             if multiplier in given:
@@ -160,49 +200,46 @@ class DefaultOptimWrapperConstructor:
                 f"{self._where}: {type(model).__name__} has no parameter with requires_grad=True; "
                 "unfreeze at least one, or do not train."
             )
-        if not self._paramwise:  # integers, as of quantised weights, are never trained
+        if not self.paramwise_cfg:  # integers, as of quantised weights, are never trained
             return [
                 one for one in model.parameters() if one.is_floating_point() or one.is_complex()
             ]
-        named = [one for one in _walk(model) if one[1].requires_grad]
-        settings: dict[nn.Parameter, dict[str, Any]] = {}
-        for one in named:
-            if one[1] not in settings:
-                settings[one[1]] = self._settings_of(*one)
-        names = [name for name, *_ in named]
+        self._names, self._added = [], set()
+        params: list[dict[str, Any]] = []
+        self.add_params(params, unwrap_model(model))
+        if type(self).add_params is not DefaultOptimWrapperConstructor.add_params:
+            return params
+        names = self._names
         parts = {part for name in names for part in name.split(".")}
-        for key in sorted(self._paramwise.get("custom_keys", ())):
+        for key in sorted(self.paramwise_cfg.get("custom_keys", ())):
             if not any(key in name for name in names) and mm_dist.is_main_process():
                 warnings.warn(
                     f"{self._where}.paramwise_cfg.custom_keys: {key!r} is part of no parameter's "
                     f"name.{did_you_mean(key, parts)}",
                     stacklevel=2,
                 )
-        groups: list[tuple[dict[str, Any], list[nn.Parameter]]] = []
-        for parameter, own in settings.items():
-            members = next((members for shared, members in groups if shared == own), None)
-            if members is None:
-                groups.append((own, members := []))
-            members.append(parameter)
-        return [{**shared, "params": members} for shared, members in groups]
+        groups: list[dict[str, Any]] = []  # equal ones together
+        for group in params:
+            own = {key: value for key, value in group.items() if key != "params"}
+            equal = (one for one in groups if {**one, "params": ()} == {**own, "params": ()})
+            if (found := next(equal, None)) is None:
+                groups.append(group)
+            else:
+                found["params"] += group["params"]
+        return groups
 
     def _check_paramwise(self, known: Mapping[str, inspect.Parameter]) -> None:
-        """Check the rules, and find what multipliers apply to."""
-        self._base: dict[str, Any] = {}  # the optimizer's own values, given or by default
-        for name in _MULTIPLIERS.values():
-            default = known[name].default if name in known else None
-            value = default if self._optimizer.get(name) is None else self._optimizer[name]
-            self._base[name] = value if isinstance(value, (int, float, Tensor)) else None
+        """Check the rules."""
         where = f"{self._where}.paramwise_cfg"
-        for key in self._paramwise:
-            if key not in _KEYS:
+        for key in self.paramwise_cfg:
+            if key not in _KEYS and type(self) is DefaultOptimWrapperConstructor:
                 hint = did_you_mean(str(key), _KEYS)
                 raise ConfigError(
                     f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}.{hint}"
                 )
-        self._check_factors(self._paramwise, where)
+        self._check_factors(self.paramwise_cfg, where)
         custom = need_mapping(
-            self._paramwise.get("custom_keys", {}),
+            self.paramwise_cfg.get("custom_keys", {}),
             f"{where}.custom_keys",
             "a dict of dicts by a part of a parameter's name",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 from mm_amp import OptimWrapper, OptimWrapperDict
@@ -61,7 +60,8 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
         OPTIM_WRAPPER_CONSTRUCTORS,
         where=where,
     )
-    if isclass(component) and issubclass(component, DefaultOptimWrapperConstructor):
+    # The initialiser of a subclass takes MMEngine's arguments.
+    if getattr(component, "__init__", None) is DefaultOptimWrapperConstructor.__init__:
         settings["where"] = where
     settings["type"] = component
     return build_from_cfg(settings, OPTIM_WRAPPER_CONSTRUCTORS, where=where)(model)

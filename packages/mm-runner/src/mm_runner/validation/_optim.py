@@ -77,7 +77,7 @@ def check_optim_wrapper(cfg: Any, where: str, device_type: str | None = None) ->
             return
         if "optimizer" not in cfg:  # the constructor defines its keys
             return
-    if isclass(kind) and issubclass(kind, DefaultOptimWrapperConstructor):
+    if getattr(kind, "__init__", None) is DefaultOptimWrapperConstructor.__init__:
         kind(cfg, cfg.get("paramwise_cfg"), where=where)
     if not isinstance(cfg["optimizer"], Optimizer):
         # A constructor may look for parts of the model, which is not there yet.
