@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from mm_runner.errors import RunStopped
 from mm_runner.hooks import Hook
+from mm_runner.loops import BaseLoop
+from mm_runner.registry import LOOPS
 
 ALL = [*OF_EPOCHS, *OF_ITERATIONS]
 # Their bodies take every step through run_iter of this package, or our body draws the batches.
@@ -97,3 +99,55 @@ def test_a_stop_is_honoured_after_the_step_or_else_after_the_epoch(make_runner, 
     runner.train()
     assert len(seen.steps) == 18 - steps
     assert_alike(runner.model.state_dict(), expected)
+
+
+@LOOPS.register_module()
+class TwoBatches(BaseLoop):
+    """Trains by itself, two batches of each pass."""
+
+    def __init__(self, runner, dataloader, max_epochs):
+        super().__init__(runner, dataloader)
+        self.max_epochs, self.max_iters = max_epochs, 2 * max_epochs
+        self._epoch = self._iter = 0
+
+    epoch = property(lambda self: self._epoch)
+    iter = property(lambda self: self._iter)
+
+    def run(self):
+        runner = self._runner
+        step, call_hook = runner.model.train_step, runner.call_hook
+        call_hook("before_train")
+        while self._epoch < self.max_epochs:
+            call_hook("before_train_epoch")
+            for idx, batch in zip(range(2), self.dataloader, strict=False):
+                call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+                outputs = step(batch, optim_wrapper=runner.optim_wrapper)
+                call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+                self._iter += 1
+            call_hook("after_train_epoch")
+            self._epoch += 1
+        call_hook("after_train")
+
+
+def test_a_loop_that_derives_from_the_base_trains_and_resumes_at_its_counts(make_runner):
+    cfg = {"type": "TwoBatches", "max_epochs": 2}
+    expected = make_runner(train_cfg=cfg, **NO_VALIDATION, **NOISY)
+    expected.train()
+    assert (expected.epoch, expected.iter) == (2, 4)
+    with pytest.raises(Killed):
+        make_runner(
+            train_cfg=cfg,
+            **NO_VALIDATION,
+            **NOISY,
+            custom_hooks=[StopBeforeEpoch(1)],
+            overwrite=True,
+        ).train()
+    resumed = make_runner(train_cfg=cfg, **NO_VALIDATION, **NOISY, resume=True)
+    resumed.train()
+    assert (resumed.epoch, resumed.iter) == (2, 4)
+    assert_alike(resumed.model.state_dict(), expected.model.state_dict())
+
+
+def test_the_base_builds_a_loader_of_its_config(make_runner):
+    runner = make_runner()
+    assert len(TwoBatches(runner, loader_cfg(), max_epochs=1).dataloader) == 6

@@ -15,6 +15,8 @@ from mm_runner.data import BatchFeed, num_batches
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of
 
+from ._base_loop import BaseLoop
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["TestLoop", "ValLoop"]
 
 
-class ValLoop:
+class ValLoop(BaseLoop):
     """Goes through the validation set once.
 
     Args:
@@ -69,8 +71,7 @@ class ValLoop:
         metainfo = getattr(dataloader.dataset, "metainfo", None)
         if metainfo is not None:
             evaluator.dataset_meta = metainfo
-        self.runner = runner
-        self.dataloader = dataloader
+        super().__init__(runner, dataloader)
         self.evaluator = evaluator
         self.fp16 = fp16
         self.limit: int | None = None

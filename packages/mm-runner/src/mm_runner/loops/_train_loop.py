@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
 
 import mm_dist
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import BatchFeed, DataPosition
 from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
+
+from ._base_loop import BaseLoop, alias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,12 +33,7 @@ class EndOfTrainingError(Exception):
     """
 
 
-def _alias(name: str) -> Any:
-    """Return a property for an attribute, under the name that MMEngine's loops use."""
-    return property(attrgetter(name), lambda loop, value: setattr(loop, name, value))
-
-
-class AbstractTrainLoop(ABC):
+class AbstractTrainLoop(BaseLoop):
     """Train step by step, with validations in between.
 
     A subclass may override ``run``, ``run_epoch`` and ``run_iter`` as in MMEngine. It calls the
@@ -59,11 +57,10 @@ class AbstractTrainLoop(ABC):
         stop_training: Set by a hook to end training after the current epoch or step.
     """
 
-    _runner = _alias("runner")
-    _epoch = _alias("epoch")
-    _iter = _alias("iter")
-    _max_epochs = _alias("max_epochs")
-    _max_iters = _alias("max_iters")
+    _epoch = alias("epoch")
+    _iter = alias("iter")
+    _max_epochs = alias("max_epochs")
+    _max_iters = alias("max_iters")
     by_epoch: ClassVar[bool]  # Whether each epoch is a pass over the data; else training is one.
 
     def __init__(
@@ -82,8 +79,7 @@ class AbstractTrainLoop(ABC):
             check_positive(dynamic_intervals=interval)
         self.val_begin = val_begin
         self._intervals = [(0, val_interval), *sorted(dynamic_intervals or ())]
-        self.runner = runner
-        self.dataloader = dataloader
+        super().__init__(runner, dataloader)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
         self.stop_training = False
@@ -137,6 +133,7 @@ class AbstractTrainLoop(ABC):
 
     # The position of the loop in a checkpoint.
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, and the random numbers of this process there.
 
@@ -180,6 +177,7 @@ class AbstractTrainLoop(ABC):
 
     # Passes over the data.
 
+    @override
     def enter_stage(self, stage: str) -> None:
         """Count an epoch, or a step, before the hooks of ``stage`` act."""
         if stage == "before_train_epoch":
@@ -283,7 +281,7 @@ class AbstractTrainLoop(ABC):
         count = self._count
         return next(interval for begin, interval in reversed(self._intervals) if count >= begin)
 
-    def _decide_current_val_interval(self) -> None:  # noqa: B027
+    def _decide_current_val_interval(self) -> None:
         """Do nothing, as MMEngine's subclasses call it: ``val_interval`` is always current."""
 
     @property

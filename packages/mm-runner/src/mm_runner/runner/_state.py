@@ -25,7 +25,7 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
-from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
+from mm_runner.loops import AbstractTrainLoop, BaseLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
@@ -223,9 +223,9 @@ class RunState:
 
     def _save_position(self) -> dict[str, Any]:
         loop = vars(self._runner).get("train_loop")
-        if isinstance(loop, AbstractTrainLoop):
+        if isinstance(loop, BaseLoop):
             return loop.state_dict()
-        return {"epoch": self._runner.epoch, "iter": self._runner.iter}
+        return {"epoch": self._runner.epoch, "iter": self._runner.iter, "pass": {}}
 
     def _load_position(self, state: Any) -> None:
         loop = self._runner.train_loop

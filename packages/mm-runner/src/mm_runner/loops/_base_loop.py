@@ -1,0 +1,62 @@
+"""Base of all loops."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mm_runner.run_view import RunView
+
+__all__ = ["BaseLoop", "alias"]
+
+
+def alias(name: str) -> Any:
+    """Return a property for an attribute, under the name that MMEngine's loops use."""
+    return property(attrgetter(name), lambda loop, value: setattr(loop, name, value))
+
+
+class BaseLoop(ABC):
+    """Runs over batches; a subclass registered in ``LOOPS`` is given as ``type``.
+
+    A training loop that derives from this, and not from :class:`AbstractTrainLoop`, calls the hooks
+    and has ``epoch``, ``iter``, ``max_epochs`` and ``max_iters``; runs resume at these counts.
+
+    Args:
+        runner: The run.
+        dataloader: A loader or its config.
+
+    Attributes:
+        runner: See above.
+        dataloader: The loader.
+    """
+
+    _runner = alias("runner")
+    # During the hooks after a step or an epoch one ahead of ``iter`` and ``epoch``.
+    _epochs_done = _iters_done = 0
+
+    def __init__(self, runner: RunView, dataloader: Any) -> None:
+        self.runner = runner
+        if isinstance(dataloader, Mapping):
+            dataloader = runner.build_dataloader(dataloader, seed=runner.seed)
+        self.dataloader = dataloader
+
+    @abstractmethod
+    def run(self) -> Any:
+        """Run the loop; a loop of validation or test returns the metrics."""
+
+    def enter_stage(self, stage: str) -> None:
+        """Count an epoch, or a step, before the hooks of ``stage`` act."""
+        loop: Any = self
+        if stage == "after_train_epoch":
+            self._epochs_done = loop.epoch + 1
+        elif stage == "after_train_iter":
+            self._iters_done = loop.iter + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of epochs and steps that are done."""
+        loop: Any = self
+        counts = max(loop.epoch, self._epochs_done), max(loop.iter, self._iters_done)
+        return {"epoch": counts[0], "iter": counts[1], "pass": {}}
