@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT_VERSION",
     "clean_name",
+    "describe_misfits",
     "first_line",
     "load_weights",
     "plain",
@@ -32,6 +33,8 @@ __all__ = [
 
 # Incremented when older versions of mm-runner cannot read new files.
 FORMAT_VERSION = 1
+
+_MAX_PROBLEMS = 20
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (type(None), bool, int, float, str)
@@ -101,6 +104,14 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
             "Use the model that it was saved from; without resume, load_from takes what fits."
         )
     return problems
+
+
+def describe_misfits(problems: list[str], where: str) -> str:
+    """Return a warning about the lines of :func:`load_weights`."""
+    verdict = f"{where}: {len(problems)} entries of the checkpoint or the model do not fit"
+    more = len(problems) - _MAX_PROBLEMS
+    lines = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+    return "\n  ".join([f"{verdict}, the others are loaded:", *lines])
 
 
 def renamed(state_dict: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from mm_runner.checkpoint import (
     latest_readable,
     load_checkpoint_file,
     read_file,
-    renamed,
+    refuse_url,
+    revised,
 )
 from mm_runner.errors import CheckpointError, ConfigError
 
@@ -51,12 +51,7 @@ class StartingPoint:
     def __init__(
         self, load_from: str | None, *, resume: bool, leave_out: Collection[str] = ()
     ) -> None:
-        if load_from is not None and "://" in str(load_from):
-            raise ConfigError(
-                f"load_from: {load_from!r} was given; checkpoints are read from the file system. "
-                "Download it with torch.hub.download_url_to_file(url, path), let 'mm-runner "
-                "convert' read it if MMEngine wrote it, and give the path."
-            )
+        refuse_url(load_from, "load_from")
         self.load_from, self.resume, self.leave_out = load_from, resume, leave_out
         self.path: Path | None = None
         self.content: dict[str, Any] | None = None
@@ -145,16 +140,7 @@ def load_weights_of(
     Raises:
         CheckpointError: On all processes, if it cannot be read, or nothing in it fits.
     """
-
-    def revised_name(name: str) -> str:
-        for pattern, replacement in revise_keys:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    checkpoint = _read(runner, Path(filename))
-    weights = checkpoint.get("state_dict", checkpoint)
-    revised: dict[str, Any] = renamed(weights, revised_name)
-    checkpoint = revised if weights is checkpoint else {**checkpoint, "state_dict": revised}
+    checkpoint = revised(_read(runner, Path(filename)), revise_keys)
     _load(runner, checkpoint, strict=strict)
     runner.logger.info(f"Loaded {filename}.")
     return checkpoint

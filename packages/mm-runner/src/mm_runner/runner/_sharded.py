@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mm_runner.checkpoint import (
+    describe_misfits,
     load_weights,
     read_shards,
     renamed,
@@ -39,8 +40,6 @@ __all__ = [
     "restore_weights",
     "write_optimizer",
 ]
-
-_MAX_PROBLEMS = 20
 
 
 def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
@@ -74,12 +73,7 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
     if sharded is None:
         problems = load_weights(bare, weights, strict=strict)
         if problems:
-            shown = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
-            more = len(problems) - _MAX_PROBLEMS
-            runner.logger.warning(
-                f"load_from: {len(problems)} entries of the checkpoint or the model do not fit, "
-                f"the others are loaded:{shown}{f'{chr(10)}  and {more} more' if more > 0 else ''}"
-            )
+            runner.logger.warning(describe_misfits(problems, "load_from"))
         return
     # torch's sharded loading does not call _load_from_state_dict, which converts older versions.
     own = vars(bare.state_dict())["_metadata"]
