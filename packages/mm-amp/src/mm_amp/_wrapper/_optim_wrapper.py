@@ -520,6 +520,13 @@ class OptimWrapper(OptimizerProxy):
         self._watch.expects_none = None  # a restored run may restore gradients too
 
     @property
+    def clip_grad_kwargs(self) -> dict[str, Any] | None:
+        """:attr:`clip_grad` without its ``type``, under MMEngine's name."""
+        if self.clip_grad is None:
+            return None
+        return {key: value for key, value in self.clip_grad.items() if key != "type"}
+
+    @property
     def step_skipped(self) -> bool:
         """Whether the last call found that a step was skipped because gradients overflowed.
 
