@@ -16,7 +16,7 @@ from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import EVALUATOR, METRICS, adopt, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
 
-from ._metric import BaseMetric
+from ._metric import BaseMetric, as_number
 from ._predictions import select, size_of
 
 __all__ = ["Evaluator", "build_evaluator", "evaluator_type", "is_torch_metric"]
@@ -82,7 +82,8 @@ class Evaluator:
                         f"Two metrics report {name!r}; give one of them a 'prefix' of its own."
                     )
                 # A number of NumPy or torch would neither be logged nor fit into a checkpoint.
-                results[name] = value.item() if getattr(value, "ndim", None) == 0 else value
+                number = as_number(value)
+                results[name] = value if number is None else number
         return results
 
     def reported_names(self) -> list[str] | None:
