@@ -12,7 +12,7 @@ from ._default_hooks import (
 )
 from ._ema import EMAHook
 from ._hook import STAGES, Hook
-from ._hook_list import HookList, build_hooks, priority_of
+from ._hook_list import HookList, Priority, build_hooks, get_priority, priority_of
 from ._logger import LoggerHook
 from ._small_hooks import CompileReportHook, EmptyCacheHook, PrepareTTAHook, SyncBuffersHook
 from ._stopping import CheckInvalidLossHook, EarlyStoppingHook, TimeLimitHook
@@ -32,9 +32,11 @@ __all__ = [
     "LoggerHook",
     "ParamSchedulerHook",
     "PrepareTTAHook",
+    "Priority",
     "RuntimeInfoHook",
     "SyncBuffersHook",
     "TimeLimitHook",
     "build_hooks",
+    "get_priority",
     "priority_of",
 ]

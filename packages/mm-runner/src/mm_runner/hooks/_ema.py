@@ -72,6 +72,11 @@ class EMAHook(Hook):
         self._loaded: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
+    @property
+    def ema_model(self) -> Any:
+        """The average, under MMEngine's name; ``None`` before training."""
+        return self.average
+
     @override
     def before_train(self, runner: RunView) -> None:
         self.average = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")

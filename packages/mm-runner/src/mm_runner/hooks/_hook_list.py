@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +18,23 @@ from ._hook import STAGES, Hook
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["DEFAULT_HOOKS", "HookList", "build_hooks", "priority_of"]
+__all__ = ["DEFAULT_HOOKS", "HookList", "Priority", "build_hooks", "get_priority", "priority_of"]
 
-_LEVELS = {
-    "HIGHEST": 0,
-    "VERY_HIGH": 10,
-    "HIGH": 30,
-    "ABOVE_NORMAL": 40,
-    "NORMAL": 50,
-    "BELOW_NORMAL": 60,
-    "LOW": 70,
-    "VERY_LOW": 90,
-    "LOWEST": 100,
-}
+
+class Priority(IntEnum):
+    """Names of priorities; the lowest number acts first."""
+
+    HIGHEST = 0
+    VERY_HIGH = 10
+    HIGH = 30
+    ABOVE_NORMAL = 40
+    NORMAL = 50
+    BELOW_NORMAL = 60
+    LOW = 70
+    VERY_LOW = 90
+    LOWEST = 100
+
+
 # Configs by the name that ``default_hooks`` changes them by.
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = {
     "runtime_info": {"type": "RuntimeInfoHook", "priority": 10},
@@ -131,7 +136,7 @@ class HookList:
 
     def info(self) -> str:
         """Return which hooks act at each stage, in their order and with priorities."""
-        names: dict[Any, str] = {level: name for name, level in _LEVELS.items()}
+        names: dict[Any, str] = {level.value: level.name for level in Priority}
         parts = []
         for stage in STAGES:
             lines = [
@@ -201,7 +206,7 @@ def priority_of(priority: int | str) -> int:
     """Return a priority as a number from 0 (acts first) to 100.
 
     Args:
-        priority: Such a number, or a name such as ``"NORMAL"`` (50), in any case.
+        priority: Such a number, a :class:`Priority`, or the name of one, in any case.
 
     Raises:
         ConfigError: If it is neither.
@@ -210,12 +215,16 @@ def priority_of(priority: int | str) -> int:
         >>> priority_of("very_low")
         90
     """
-    if isinstance(priority, str) and priority.upper() in _LEVELS:
-        return _LEVELS[priority.upper()]
+    names = [level.name for level in Priority]
+    if isinstance(priority, str) and priority.upper() in names:
+        return Priority[priority.upper()].value
     if isinstance(priority, int) and 0 <= priority <= 100:
-        return priority
-    hint = did_you_mean(priority, _LEVELS) if isinstance(priority, str) else ""
+        return int(priority)
+    hint = did_you_mean(priority, names) if isinstance(priority, str) else ""
     raise ConfigError(
         f"A hook's priority {priority!r} was given; it is a number from 0 to 100 or one of "
-        f"{', '.join(_LEVELS)}.{hint}"
+        f"{', '.join(names)}.{hint}"
     )
+
+
+get_priority = priority_of

@@ -59,8 +59,11 @@ class AveragedWeights(ABC):
         self.averages: dict[str, Tensor] = {}
         self.is_applied = False
         self._own: list[Tensor] = []
+        self._sources = self._sources_of(model)
+
+    def _sources_of(self, model: nn.Module) -> dict[str, Any]:
         # With all names of a shared parameter, and without buffers that are not saved.
-        self._sources = {
+        return {
             name.replace("_orig_mod.", ""): one
             for name, one in unwrap_model(model).state_dict(keep_vars=True).items()
             if (one.requires_grad if isinstance(one, nn.Parameter) else self.update_buffers)
@@ -101,6 +104,22 @@ class AveragedWeights(ABC):
                 continue
             one = weight.to(average) if isinstance(weight, Tensor) else weight
             average.lerp_(part.to(average), one)
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Move the averages towards the weights of ``model``, as MMEngine's scripts do.
+
+        Raises:
+            ConfigError: If its parameters have other names than those that are averaged.
+        """
+        sources = self._sources_of(model)
+        if sources.keys() != self._sources.keys():
+            names = sorted(sources.keys() ^ self._sources.keys())
+            raise ConfigError(
+                f"update_parameters: {', '.join(names[:3])} is not in both the model and the "
+                "averages; give the model that is averaged, or a copy of it."
+            )
+        self._sources = sources
+        self.update()
 
     def _copies(self) -> dict[str, Tensor]:
         return {

@@ -1,6 +1,6 @@
 """Logging: scalars, log lines, the progress bar and files."""
 
-from ._console import RunConsole, as_clock, close_logger, open_logger
+from ._console import RunConsole, as_clock, close_logger, current_logger, open_logger
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub, as_numbers
 from ._wandb import WandbWriter
@@ -25,6 +25,7 @@ __all__ = [
     "as_numbers",
     "build_log_processor",
     "close_logger",
+    "current_logger",
     "open_logger",
     "writer_configs",
 ]

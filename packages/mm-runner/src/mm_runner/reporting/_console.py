@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
+from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["RunConsole", "as_clock", "close_logger", "open_logger"]
+__all__ = ["RunConsole", "as_clock", "close_logger", "current_logger", "open_logger"]
+
+# That of the newest run, while it lives.
+_loggers: WeakValueDictionary[str, logging.Logger] = WeakValueDictionary()
 
 _LONGEST_S = timedelta.max.total_seconds() - 1
 
@@ -182,7 +186,13 @@ def open_logger(
         ) from error
     logger.propagate = False
     logger.addHandler(_RunHandler(console, log_file))
+    _loggers["newest"] = logger
     return logger
+
+
+def current_logger() -> logging.Logger:
+    """Return the logger of the newest run of this process; without one, that of the package."""
+    return _loggers.get("newest") or logging.getLogger("mm_runner")
 
 
 def close_logger(logger: logging.Logger) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -113,6 +114,8 @@ class MessageHub:
         {'loss': 2.0}
     """
 
+    _newest: ClassVar[weakref.ref[MessageHub] | None] = None
+
     def __init__(self, window_size: int = 10, statistics: Sequence[Statistic] = ()) -> None:
         self.not_finite: list[str] = []
         self._window_size = window_size
@@ -123,6 +126,13 @@ class MessageHub:
         self._info: dict[str, Any] = {}
         self._run: Any = None
         self._read_rates: Callable[[], Mapping[str, float]] = dict
+        MessageHub._newest = weakref.ref(self)
+
+    @classmethod
+    def get_current_instance(cls) -> MessageHub:
+        """Return that of the newest Runner of this process; without one, an empty one."""
+        newest = MessageHub._newest
+        return (newest and newest()) or MessageHub()
 
     def update_scalar(self, name: str, value: float | Tensor) -> None:
         """Add a value: a number, or a tensor of one element, which is not read now.
