@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_runner.config import Config, DictAction, import_modules
+from mm_runner.config._installed import find_file
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 __all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
@@ -33,7 +34,11 @@ def add_config_arguments(
         launcher: Add ``--launcher`` and ``--local-rank``.
         switches: Add ``--amp``, ``--compile`` and ``--auto-scale-lr``.
     """
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help="a .yaml, .json or .py file; package::path is one that an installed package brings",
+    )
     parser.add_argument(
         "--cfg-options",
         nargs="+",
@@ -82,7 +87,7 @@ def load_config(options: Namespace) -> Config:
     Raises:
         ConfigError: If it cannot be read, or a change does not fit it.
     """
-    file = Path(options.config).absolute()
+    file = find_file(options.config, Path.cwd())
     for folder in (os.getcwd(), str(file.parent)):  # noqa: PTH109 - text, as in sys.path
         if folder not in sys.path:
             sys.path.insert(0, folder)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ._config_dict import DELETE
+from ._installed import find_file
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
@@ -96,7 +97,7 @@ def _of_file(file: Path) -> _Lines:
         named = (yaml.safe_load(text) or {}).get(BASE)
     base = _Lines(file, 0)
     for one in [named] if isinstance(named, str) else named or ():
-        base.merge(_of_file((file.resolve().parent / one).resolve()))
+        base.merge(_of_file(find_file(one, file.resolve().parent).resolve()))
     if file.suffix == ".py":
         names = {BASE: base}
         _Script(file, names).follow(tree.body)
@@ -140,7 +141,7 @@ class _Script:
                     self.follow(getattr(statement, name, ()))
 
     def _inherit(self, statement: ast.ImportFrom) -> None:
-        inherited = _of_file((self._file.parent / path_of(statement)).resolve()).items
+        inherited = _of_file(find_file(path_of(statement), self._file.parent).resolve()).items
         for name in statement.names:
             if name.name == "*":
                 self._names.update(inherited)
