@@ -93,7 +93,7 @@ def load_config(options: Namespace) -> Config:
             sys.path.insert(0, folder)
     options.loaded = cfg = Config.fromfile(file, import_custom_modules=False)
     if options.cfg_options:
-        _warn_unknown(options.cfg_options)
+        _check_keys(options.cfg_options)
         cfg.merge_from_dict(options.cfg_options)
     if "custom_imports" in cfg:
         import_modules(cfg["custom_imports"])
@@ -101,11 +101,16 @@ def load_config(options: Namespace) -> Config:
     return cfg
 
 
-def _warn_unknown(changes: Mapping[str, Any]) -> None:
+def _check_keys(changes: Mapping[str, Any]) -> None:
     from mm_runner.runner import Runner  # noqa: PLC0415 - imports torch
-    from mm_runner.runner._checks import unknown_keys  # noqa: PLC0415
+    from mm_runner.runner._checks import HOMES, unknown_keys  # noqa: PLC0415
 
     for key in unknown_keys({path.partition(".")[0] for path in changes}, Runner):
+        if key in HOMES:
+            raise ConfigError(
+                f"--cfg-options {key}: nothing reads this key; it belongs to {HOMES[key]}. A "
+                "variable of the file has been evaluated already."
+            )
         warnings.warn(
             f"--cfg-options {key}: not an argument of the Runner. The file has been evaluated "
             "already, so that a variable of this name changes nothing else.",

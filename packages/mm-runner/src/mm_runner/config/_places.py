@@ -60,14 +60,15 @@ def describe_location(files: Sequence[Path], message: str) -> str:
 
 
 def reads_name(file: Path, name: str) -> bool:
-    """Return whether ``file`` reads a top-level key: a variable of Python, or of its ``_base_``."""
+    """Return whether ``file`` reads a top-level key: a variable, a YAML anchor, of ``_base_``."""
     try:
         text = write_values(file.read_text(encoding="utf-8"), file)
         names = ast.walk(ast.parse(text)) if file.suffix == ".py" else ()
     except (OSError, SyntaxError, ValueError):
         return False
     loaded = {one.id for one in names if isinstance(one, ast.Name) and type(one.ctx) is ast.Load}
-    return name in loaded or f"{BASE}.{name}" in text
+    anchor = file.suffix != ".py" and re.search(rf"^{re.escape(name)}:\s*[&*]", text, re.MULTILINE)
+    return name in loaded or f"{BASE}.{name}" in text or bool(anchor)
 
 
 def _find(file: Path, path: str) -> tuple[_Lines, int]:

@@ -160,17 +160,6 @@ class ParamScheduler:
         course.length = self.end - self.begin
         return setting, course
 
-    def _resolve(self, name: Any) -> tuple[Any, str | None]:
-        """Return the family or class of a name, and its setting if the name says it."""
-        if not isinstance(name, str):
-            return name, "lr"
-        if name in FAMILIES and name not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
-            return FAMILIES[name]
-        try:
-            return PARAM_SCHEDULERS.get(name, others=list(FAMILIES)), "lr"
-        except ComponentNotFoundError as error:
-            raise ComponentNotFoundError(f"{self.where}.type: {error}") from error
-
     def step(self) -> None:
         """Count one epoch or iteration, and change the value if inside the window."""
         self.count += 1
