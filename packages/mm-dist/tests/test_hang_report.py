@@ -192,6 +192,12 @@ def test_a_rank_that_does_not_answer_is_named(outcomes):
     check_time(outcomes["freeze"])
 
 
+def test_a_rank_that_does_not_answer_is_named_in_backward_too():
+    sample = replace(WAITING, operation="backward", is_collective=False)
+    told = report({0: Peer(sample, is_answer=True), 1: Peer()}).summary
+    assert re.match(r"rank 1 gave no answer: .*; perhaps not in collective #9 of backward", told)
+
+
 @needs_fork
 @pytest.mark.parametrize("mode", ["steady", "again", "off"])
 def test_nothing_is_said_where_nothing_hangs(outcomes, mode):

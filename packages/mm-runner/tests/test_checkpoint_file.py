@@ -281,8 +281,12 @@ def test_another_programs_pickle_is_refused_without_torchs_own_warning(tmp_path,
 def test_with_an_empty_marker_the_newest_file_is_taken(tmp_path, marker):
     save_checkpoint_file(CONTENT, tmp_path / "epoch_3.pth")
     (tmp_path / LAST_CHECKPOINT).write_bytes(marker)
-    path, _ = latest_readable(tmp_path, print)
+    warned: list[str] = []
+    path, _ = latest_readable(tmp_path, warned.append)
     assert path.name == "epoch_3.pth"
+    assert [one.partition("; ")[0] for one in warned] == [
+        f"{tmp_path / LAST_CHECKPOINT} names no file"
+    ]
     path.unlink()
     with pytest.raises(CheckpointError, match=r"none of the 0 checkpoints.* last_checkpoint incl"):
         latest_readable(tmp_path, print)

@@ -289,13 +289,14 @@ def test_a_failed_write_of_the_best_does_not_end_the_training(run, monkeypatch):
         ),
         ({"interval": "1"}, r"CheckpointHook\.interval: an integer is needed, got '1'"),
         ({"save_begin": -1}, r"CheckpointHook\.save_begin: an integer >= 0 is needed, got -1"),
+        ({"save_best": 3}, r"CheckpointHook\.save_best: a name or a list .* got 3"),
         ({"save_best": "foo"}, r"CheckpointHook\.rule: .*'foo'.*rule='greater'"),
         ({"save_best": "acc", "rule": "more"}, r"rule: 'greater' or 'less' .*'more'"),
         ({"filename_tmpl": "last.pth"}, r"filename_tmpl: '\{\}' must stand.*got 'last\.pth'"),
     ],
     ids=[
         *("auto-and-more", "rules"),
-        *("text", "begin", "metric", "rule", "template"),
+        *("text", "begin", "number", "metric", "rule", "template"),
     ],
 )
 def test_wrong_arguments_say_what_is_needed(options, message):

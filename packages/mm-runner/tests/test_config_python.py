@@ -109,6 +109,21 @@ def test_what_a_base_imports_and_defines_serves_as_a_type_in_what_inherits_it(wr
     assert cfg.optimizer.type is torch.optim.SGD
 
 
+def test_files_of_an_installed_package_are_inherited(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    write("birds/__init__.py", "raise RuntimeError('nothing of it is run')")
+    write("birds/configs/base.py", "lr = 0.1\nseed = 3")
+    write("birds/.mim/configs/old.py", "lr = 0.5")
+    assert Config.fromfile("birds::base.py") == {"lr": 0.1, "seed": 3}
+    assert Config.fromfile("birds::old.py").filename.endswith("birds/.mim/configs/old.py")
+    cfg = Config.fromfile(write("a.py", "_base_ = 'birds::base.py'\nlr = 0.2"))
+    assert cfg == {"lr": 0.2, "seed": 3}
+    imported = "with read_base():\n    from birds.configs.base import *\nlr = 0.3"
+    assert Config.fromfile(write("b.py", _READ + imported)) == {"lr": 0.3, "seed": 3}
+    with pytest.raises(ConfigError, match=r"birds is installed, and has no bsae\.py.*'base\.py'"):
+        Config.fromfile("birds::bsae.py")
+
+
 _READ = "from mm_runner.config import read_base\n"
 
 
@@ -117,7 +132,8 @@ _READ = "from mm_runner.config import read_base\n"
     ("text", "message"),
     [
         ("with read_base():\n    import bases.model", r"a\.py:3: import bases\.model stands in"),
-        ("with read_base():\n    from mmdet.x import *", r"a\.py:3: .*stands in .*dots"),
+        ("with read_base():\n    from absent.x import *", r"no package 'absent' is installed"),
+        ("_base_ = 'absent::x.py'", r"absent::x\.py was given; no package 'absent' is installed"),
         ("with read_base():\n    from . import bases", r"a\.py:3: .*stands in"),
         ("with read_base():\n    x = 1", r"a\.py:3: x = 1 stands in a block of read_base\(\)"),
         ("with read_base():\n    from .basis import *", r"basis\.py does not exist"),

@@ -418,6 +418,14 @@ def test_a_checkpoint_without_an_average_or_with_another_logs_a_warning(make_run
             assert "The average restarts" in next(runner.log_dir.glob("*.log")).read_text()
 
 
+def test_an_average_that_begins_after_the_run_is_warned_of(make_runner):
+    hook = {"type": "EMAHook", "begin_epoch": 3}
+    runner = make_runner(train_cfg={"max_epochs": 2}, custom_hooks=[hook], **NO_VALIDATION)
+    runner.train()
+    log = next(runner.log_dir.glob("*.log")).read_text()
+    assert "EMAHook: nothing is averaged: begin_epoch=3, begin_iter=0, and the run ends" in log
+
+
 class Doubled(AveragedWeights):
     """A custom average."""
 

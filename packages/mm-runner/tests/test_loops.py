@@ -167,8 +167,9 @@ def test_an_infinite_sampler_needs_a_loop_over_steps(make_runner):
             {"dynamic_intervals": [(1, 0)]},
             r"train_cfg\.dynamic_intervals: a positive integer is needed, got 0",
         ),
+        ({"dynamic_intervals": [(5,)]}, r"^train_cfg\.dynamic_intervals: pairs .*one is \(5,\)"),
     ],
-    ids=["by-epoch", "no-steps", "no-interval"],
+    ids=["by-epoch", "no-steps", "no-interval", "no-pair"],
 )
 def test_what_a_loop_over_steps_refuses(make_runner, changes, message):
     with pytest.raises(ConfigError, match=message):

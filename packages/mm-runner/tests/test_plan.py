@@ -261,3 +261,16 @@ def test_a_checkpoint_that_is_not_there_is_told_by_check(tmp_path):
     missing = str(tmp_path / "absent.pth")
     with pytest.raises(ConfigError, match=r"^load_from: '.*absent\.pth' was given; there is no"):
         make_plan(runner_arguments(tmp_path, load_from=missing))
+
+
+class Failing(torch.optim.lr_scheduler.LambdaLR):
+    """Fails at its second step."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer, lambda step: [1.0, 0.5][step])
+
+
+def test_a_schedule_of_the_users_own_that_fails_is_told_in_one_line(tmp_path):
+    schedule = {"type": Failing, "by_epoch": False}
+    with pytest.raises(ConfigError, match=r"^param_scheduler: IndexError: .*\(test_plan\.py, line"):
+        plan_of(tmp_path, param_scheduler=schedule)

@@ -60,7 +60,7 @@ def test_drawing_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
 @pytest.fixture
 def two_runs(tmp_path):
     for name, offset in (("a", 0.0), ("b", 1.0)):
-        records = [{**train(10 * n, 3.0 / n + offset), "lr": 0.1} for n in range(1, 6)]
+        records = [{"lr": 0.1, **train(10 * n, 3.0 / n + offset)} for n in range(1, 6)]
         validation = {"mode": "val", "epoch": 1, "step": 50, "accuracy": 0.5 + offset / 4}
         write_run(tmp_path / name / "work", "20260101_000000", [*records, validation])
     return [tmp_path / "a" / "work", tmp_path / "b" / "work"]
@@ -96,7 +96,9 @@ def test_what_was_no_number_is_a_gap(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_drawn_is_named(two_runs, tmp_path, capsys):
-    with pytest.raises(ConfigError, match=r"'los' was asked for; there is: train/loss.*'loss'"):
+    with pytest.raises(
+        ConfigError, match=r"'los' was asked for; there is: train/lr, train/loss.*'loss'"
+    ):
         plot_runs(two_runs, tmp_path / "c.png", keys=["los"])
     with pytest.raises(ConfigError, match=r"c\.pdf was asked for; a picture ends in \.png or"):
         plot_runs(two_runs, tmp_path / "c.pdf")

@@ -67,7 +67,7 @@ def test_registered_wins_over_torchs_own_and_that_over_plugins(things, install_p
         "many", "[mm.test_things]\nSgd = many:Sgd\nOther = many:Other\n", "Sgd = Other = 1"
     )
     with pytest.warns(
-        UserWarning, match=r"thing 'Sgd' is torch's own.*torch's is used.*import path"
+        UserWarning, match=r"thing 'Sgd' is torch's own.*torch's is used.*import path many:Sgd to"
     ):
         assert things.get("Sgd") == "torch's"
     assert things.get("Other") == 1

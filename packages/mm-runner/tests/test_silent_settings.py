@@ -180,8 +180,8 @@ def test_keys_that_nothing_uses_are_listed(write, monkeypatch, capsys, tmp_path)
         "    dataset=dict(type='toy:Blobs'), batch_size=4, collate_fn='default_collate'\n"
         ")\n",
     )
-    with pytest.warns(UserWarning, match=r"^--cfg-options max_epochs: not an argument"):
-        assert main(["check", "c.py", "--cfg-options", "max_epochs=1"]) == 0
+    with pytest.warns(UserWarning, match=r"^--cfg-options unused: not an argument"):
+        assert main(["check", "c.py", "--cfg-options", "unused=1"]) == 0
     (note,) = [
         line for line in capsys.readouterr().out.splitlines() if "configuration's own" in line
     ]
@@ -189,12 +189,16 @@ def test_keys_that_nothing_uses_are_listed(write, monkeypatch, capsys, tmp_path)
 
 
 YAML = """
+batch_size: &size 8
 model: {type: "toy:Classifier"}
 work_dir: w
 train_cfg: {by_epoch: true, max_epochs: 12}
 optim_wrapper: {optimizer: {type: SGD, lr: &rate 0.1}}
 lr: *rate
 train_dataloader: {dataset: {type: "toy:Blobs"}, batch_size: 4, collate_fn: default_collate}
+test_dataloader: {dataset: {type: "toy:Blobs"}, batch_size: *size, collate_fn: default_collate}
+test_cfg: {}
+test_evaluator: {type: Accuracy}
 """
 
 
@@ -213,7 +217,18 @@ def test_an_argument_of_one_level_down_is_refused_at_the_top(
 ):
     monkeypatch.chdir(tmp_path)
     write("base.yaml", YAML)
-    assert main(["check", "base.yaml"]) == 0  # an anchor's value is used
+    lr = ["--cfg-options", "optim_wrapper.optimizer.lr=0.2"]
+    assert main(["check", "base.yaml", *lr]) == 0  # an anchor is a variable, whatever is used
+    write("c.yaml", "_base_: base.yaml\noptim_wrapper: {optimizer: {lr: 0.3}}\n")
+    assert main(["check", "c.yaml"]) == 0
+    for name, text in (
+        ("s.json", '{"_base_": "base.yaml"}'),
+        ("s.py", f"{key} = 1\n_base_ = 'base.yaml'"),
+    ):
+        write(name, text)
+        assert main(["check", name, "--cfg-options", f"{key}={json.dumps(value)}"]) == 1
+        message = capsys.readouterr().err
+        assert f"--cfg-options {key}: nothing reads this key; it belongs to {home}" in message
     write("c.yaml", f"_base_: base.yaml\n{key}: {json.dumps(value)}\n")
     assert main(["check", "c.yaml"]) == 1
     message = capsys.readouterr().err

@@ -114,10 +114,13 @@ def write_report(survey: Survey, reporter: int, timing: Timing) -> Report | None
         for each in standstills
         for age_s, timeout_s in _ages(survey, each)
     )
+    is_silent = any(peer.sample is None and not peer.is_gone for peer in survey.peers.values())
+    is_sure = sample.is_collective or (is_silent and bool(sample.operation))
     if standstills and is_due:
         body = list(_describe_standstills(survey, standstills))
-    elif sample.is_collective and sample.same_place_s >= timing.min_same_place_s:
-        # Where all ranks are equal, they may all be computing: only a sure wait is reported.
+    elif is_sure and sample.same_place_s >= timing.min_same_place_s:
+        # Where all ranks are equal, they may all be computing: only a sure wait is reported, and
+        # a rank that is not there to answer.
         body = list(_describe_gathering(survey, reporter))
     else:
         return None

@@ -122,7 +122,9 @@ def latest_readable(
         CheckpointError: If there are checkpoints, and none of them can be read. Training from the
             start would overwrite what may still be saved.
     """
-    candidates = find_latest_checkpoint(work_dir)
+    candidates, marker = find_latest_checkpoint(work_dir), work_dir / LAST_CHECKPOINT
+    if marker.is_file() and not _name_in(marker):
+        warn(f"{marker} names no file; the newest checkpoints beside it are tried.")
     for path in candidates:
         try:
             content = load_checkpoint_file(path, shards=shards)
@@ -131,7 +133,7 @@ def latest_readable(
             warn(f"Passing over a checkpoint: {error}")
         else:
             return path, content
-    if candidates or (work_dir / LAST_CHECKPOINT).is_file():  # it may have named one elsewhere
+    if candidates or marker.is_file():  # it may have named one elsewhere
         raise CheckpointError(
             f"resume was asked for, and none of the {len(candidates)} checkpoints in {work_dir} "
             f"can be read. Name one with load_from; or move them away, {LAST_CHECKPOINT} included, "

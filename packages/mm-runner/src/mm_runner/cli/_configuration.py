@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_runner.config import Config, DictAction, import_modules
+from mm_runner.config._installed import find_file
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 
 __all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
@@ -33,7 +34,11 @@ def add_config_arguments(
         launcher: Add ``--launcher`` and ``--local-rank``.
         switches: Add ``--amp``, ``--compile`` and ``--auto-scale-lr``.
     """
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .py file")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help="a .yaml, .json or .py file; package::path is one that an installed package brings",
+    )
     parser.add_argument(
         "--cfg-options",
         nargs="+",
@@ -82,13 +87,13 @@ def load_config(options: Namespace) -> Config:
     Raises:
         ConfigError: If it cannot be read, or a change does not fit it.
     """
-    file = Path(options.config).absolute()
+    file = find_file(options.config, Path.cwd())
     for folder in (os.getcwd(), str(file.parent)):  # noqa: PTH109 - text, as in sys.path
         if folder not in sys.path:
             sys.path.insert(0, folder)
     options.loaded = cfg = Config.fromfile(file, import_custom_modules=False)
     if options.cfg_options:
-        _warn_unknown(options.cfg_options)
+        _check_keys(options.cfg_options)
         cfg.merge_from_dict(options.cfg_options)
     if "custom_imports" in cfg:
         import_modules(cfg["custom_imports"])
@@ -96,11 +101,16 @@ def load_config(options: Namespace) -> Config:
     return cfg
 
 
-def _warn_unknown(changes: Mapping[str, Any]) -> None:
+def _check_keys(changes: Mapping[str, Any]) -> None:
     from mm_runner.runner import Runner  # noqa: PLC0415 - imports torch
-    from mm_runner.runner._checks import unknown_keys  # noqa: PLC0415
+    from mm_runner.runner._checks import HOMES, unknown_keys  # noqa: PLC0415
 
     for key in unknown_keys({path.partition(".")[0] for path in changes}, Runner):
+        if key in HOMES:
+            raise ConfigError(
+                f"--cfg-options {key}: nothing reads this key; it belongs to {HOMES[key]}. A "
+                "variable of the file has been evaluated already."
+            )
         warnings.warn(
             f"--cfg-options {key}: not an argument of the Runner. The file has been evaluated "
             "already, so that a variable of this name changes nothing else.",

@@ -14,6 +14,7 @@ from mm_runner.errors import ConfigError
 
 from ._config_dict import DELETE, ConfigDict, copy_containers, merge_into
 from ._custom_imports import import_modules, importable_folder
+from ._installed import find_file
 from ._loading import SUFFIXES, Sources, load
 from ._places import describe_location, reads_name
 
@@ -58,17 +59,18 @@ class Config(ConfigDict):
 
         The key ``_base_`` (a path or a list of them, relative to the file) names what is inherited:
         dicts are merged key by key, a dict with ``_delete_=True`` replaces the inherited one,
-        anything else is replaced. In Python, :func:`read_base` inherits too. ``{{ fileDirname }}``
+        anything else is replaced. ``"package::path"`` is a file among the configurations of an
+        installed package. In Python, :func:`read_base` inherits too. ``{{ fileDirname }}``
         and its like, ``{{ _base_.path }}`` and ``{{$NAME:default}}`` are substituted.
 
         Args:
-            filename: The file.
+            filename: The file, or ``"package::path"``.
             import_custom_modules: Import what ``custom_imports`` names, also beside the file.
 
         Raises:
             ConfigError: Naming the file and, where it is known, the line.
         """
-        file = Path(filename).absolute()
+        file = find_file(filename, Path.cwd())
         return cls._from_sources(load(file.resolve()), file, import_custom_modules)
 
     @classmethod

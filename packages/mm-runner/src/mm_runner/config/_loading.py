@@ -11,6 +11,7 @@ from mm_runner._untrusted import check_nesting
 from mm_runner.errors import ConfigError, did_you_mean
 
 from ._config_dict import DELETE, copy_containers, merge_into
+from ._installed import find_file
 from ._places import describe_location
 from ._python import BASE, read_python
 from ._substitution import substitute, write_values
@@ -44,7 +45,7 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
         if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
             raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
         for parent in listed:
-            found = load((file.parent / parent).resolve(), (*chain, file))
+            found = load(find_file(parent, file.parent).resolve(), (*chain, file))
             files.extend(found.files)
             twice = inherited.keys() & found.content.keys()
             if twice:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ._config_dict import DELETE
+from ._installed import find_file
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
@@ -59,14 +60,15 @@ def describe_location(files: Sequence[Path], message: str) -> str:
 
 
 def reads_name(file: Path, name: str) -> bool:
-    """Return whether ``file`` reads a top-level key: a variable of Python, or of its ``_base_``."""
+    """Return whether ``file`` reads a top-level key: a variable, a YAML anchor, of ``_base_``."""
     try:
         text = write_values(file.read_text(encoding="utf-8"), file)
         names = ast.walk(ast.parse(text)) if file.suffix == ".py" else ()
     except (OSError, SyntaxError, ValueError):
         return False
     loaded = {one.id for one in names if isinstance(one, ast.Name) and type(one.ctx) is ast.Load}
-    return name in loaded or f"{BASE}.{name}" in text
+    anchor = file.suffix != ".py" and re.search(rf"^{re.escape(name)}:\s*[&*]", text, re.MULTILINE)
+    return name in loaded or f"{BASE}.{name}" in text or bool(anchor)
 
 
 def _find(file: Path, path: str) -> tuple[_Lines, int]:
@@ -96,7 +98,7 @@ def _of_file(file: Path) -> _Lines:
         named = (yaml.safe_load(text) or {}).get(BASE)
     base = _Lines(file, 0)
     for one in [named] if isinstance(named, str) else named or ():
-        base.merge(_of_file((file.resolve().parent / one).resolve()))
+        base.merge(_of_file(find_file(one, file.resolve().parent).resolve()))
     if file.suffix == ".py":
         names = {BASE: base}
         _Script(file, names).follow(tree.body)
@@ -140,7 +142,7 @@ class _Script:
                     self.follow(getattr(statement, name, ()))
 
     def _inherit(self, statement: ast.ImportFrom) -> None:
-        inherited = _of_file((self._file.parent / path_of(statement)).resolve()).items
+        inherited = _of_file(find_file(path_of(statement), self._file.parent).resolve()).items
         for name in statement.names:
             if name.name == "*":
                 self._names.update(inherited)

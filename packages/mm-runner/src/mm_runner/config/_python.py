@@ -32,9 +32,10 @@ def read_base() -> AbstractContextManager[None]:
 
     ``from .base import *`` within the block gives all keys of ``base.py`` beside the file (``..``
     leads to the folder above), and what that imports or defines, ``from .base import model as
-    backbone`` single ones; the file changes them as the values that they are: ``model.depth =
-    50``, ``model.merge(dict(...))``, ``model = dict(...)``. Imports outside the block are Python's
-    own, and what they give may be used as a ``type``.
+    backbone`` single ones, ``from package.configs.base import *`` those of an installed package's
+    file. The importing file changes them as the values that they are: ``model.depth = 50``,
+    ``model.merge(dict(...))``, ``model = dict(...)``. Imports outside the block are Python's own,
+    and what they give may be used as a ``type``.
 
     :meth:`mm_runner.config.Config.fromfile` reads such blocks, and runs nothing of them; so a
     program that comes here has not read a configuration.
@@ -143,11 +144,12 @@ def _imported(file: Path, block: Any, inherit: InheritFrom) -> dict[str, Any]:
     """Return the values that a block of ``read_base()`` imports, by name."""
     values: dict[str, Any] = {}
     for statement in block.body:
-        if not isinstance(statement, ast.ImportFrom) or not statement.level or not statement.module:
+        if not isinstance(statement, ast.ImportFrom) or not statement.module:
             raise ConfigError(
                 f"{file}:{statement.lineno}: {ast.unparse(statement)} stands in a block of "
                 "read_base(). Write 'with read_base():' at the top level, and in it only "
-                "'from .base import *', with as many dots as lead to the folder of base.py."
+                "'from .base import *', with as many dots as lead to the folder of base.py, or "
+                "'from package.configs.base import *'."
             )
         path = path_of(statement)
         content, helpers = inherit(path)
@@ -167,5 +169,7 @@ def _imported(file: Path, block: Any, inherit: InheritFrom) -> dict[str, Any]:
 
 
 def path_of(statement: ast.ImportFrom) -> str:
-    """Return the path of the file of a relative import, from the folder of the importing file."""
+    """Return the path of an imported file, as ``_base_`` takes it."""
+    if not statement.level:
+        return f"{str(statement.module).replace('.', '::', 1).replace('.', '/')}.py"
     return "../" * (statement.level - 1) + str(statement.module).replace(".", "/") + ".py"

@@ -115,10 +115,10 @@ class CheckpointHook(Hook):
         # processes find the same path.
         self.out_dir = os.path.abspath(out_dir) if out_dir else None  # noqa: PTH100
         self.max_keep_ckpts, self.save_last = max_keep_ckpts, save_last
-        self.published_keys = _as_list(published_keys)
-        self.save_best = _as_list(save_best)
+        self.published_keys = _as_list("published_keys", published_keys)
+        self.save_best = _as_list("save_best", save_best)
         self.best_records: dict[str, dict[str, Any]] = {}
-        self._rules = self._rules_of(_as_list(rule))
+        self._rules = self._rules_of(_as_list("rule", rule))
         # Names of the numbered files, the oldest first. One is added before it is written, and
         # leaves the list once it is deleted: a resumed run deletes what a killed one could not.
         self._kept: list[str] = []
@@ -337,8 +337,13 @@ def _file_of_best(metric: str) -> str:
     return f"best_{metric.replace('/', '_')}.pth"
 
 
-def _as_list(names: str | Sequence[str] | None) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or ())
+def _as_list(argument: str, names: str | Sequence[str] | None) -> list[str]:
+    listed = [names] if isinstance(names, str) else names or ()
+    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
+        raise ConfigError(
+            f"CheckpointHook.{argument}: a name or a list of names is needed, got {names!r}."
+        )
+    return list(listed)
 
 
 def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:

@@ -88,6 +88,12 @@ class EMAHook(Hook):
                     raise
                 runner.logger.warning(f"EMAHook: {error} The average restarts.")
         self._loaded, self._counts = {}, {}
+        if self.begin_epoch > runner.max_epochs or self.begin_iter > runner.max_iters:
+            runner.logger.warning(
+                f"EMAHook: nothing is averaged: begin_epoch={self.begin_epoch}, begin_iter="
+                f"{self.begin_iter}, and the run ends after {runner.max_epochs} epoch(s) and "
+                f"{runner.max_iters} steps."
+            )
 
     @override
     def after_train_iter(

@@ -74,9 +74,14 @@ class AbstractTrainLoop(BaseLoop):
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
-        for begin, interval in dynamic_intervals or ():
-            check_positive(dynamic_intervals=begin)
-            check_positive(dynamic_intervals=interval)
+        for pair in dynamic_intervals or ():
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise ConfigError(
+                    f"train_cfg.dynamic_intervals: pairs (begin, val_interval) are needed; one is "
+                    f"{pair!r}."
+                )
+            for number in pair:
+                check_positive(dynamic_intervals=number)
         self.val_begin = val_begin
         self._intervals = [(0, val_interval), *sorted(dynamic_intervals or ())]
         super().__init__(runner, dataloader)

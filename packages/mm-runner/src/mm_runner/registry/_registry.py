@@ -232,8 +232,8 @@ class Registry:
             if advertised:
                 warnings.warn(
                     f"{self.name} {name!r} is torch's own and also provided by an installed "
-                    "plugin; torch's is used. Give the plugin's import path 'package.module:Name' "
-                    "to use it.",
+                    f"plugin; torch's is used. Give the import path {' or '.join(advertised)} to "
+                    "use the plugin's.",
                     stacklevel=4,
                 )
             return torchs

@@ -133,7 +133,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
                 f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
             )
         home = HOMES.get(key)
-        if home is not None and value is not None and not _is_variable(cfg, value, home):
+        if home is not None and value is not None and not _is_variable(cfg, str(key), home):
             raise ConfigError(
                 f"{key}: {short_repr(value)} sets nothing here; it belongs to {home}. Set it "
                 "there; a variable of your own needs another name."
@@ -141,11 +141,11 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
     return dict(cfg)
 
 
-def _is_variable(cfg: Mapping[str, Any], value: Any, home: str) -> bool:
-    """Return whether a key may be a variable: of a Python file, or by its value a YAML anchor."""
-    if isinstance(cfg, Config) and str(cfg.filename).endswith(".py"):
+def _is_variable(cfg: Mapping[str, Any], key: str, home: str) -> bool:
+    """Return whether a key may be a variable: of a Python file, a YAML anchor, or by its value."""
+    if isinstance(cfg, Config) and (str(cfg.filename).endswith(".py") or cfg.reads(key)):
         return True
     found: Any = cfg
     for name in home.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
-    return bool(found == value)
+    return bool(found == cfg[key])

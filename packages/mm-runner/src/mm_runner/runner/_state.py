@@ -6,7 +6,8 @@ import hashlib
 import io
 import time
 from collections import Counter
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -344,7 +345,10 @@ def write_snapshot(
 
 def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
     packages = ("mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu")
-    versions = {package: version(package) for package in packages}
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):  # a source tree that is not installed
+            versions[package] = version(package)
     return {
         "epoch": state["data"][0]["epoch"],
         "iter": state["data"][0]["iter"],

@@ -17,7 +17,7 @@ import mm_compile
 import mm_dist
 from mm_runner.config import Config
 from mm_runner.data import DataSettings, build_dataloader, num_batches
-from mm_runner.errors import ConfigError, MMRunnerError
+from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import EMAHook, build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
@@ -112,7 +112,12 @@ class _Plan:
             self.wrappers = named_wrappers(wrapper)
             self._measure_run()
             yield from self._optimizer_lines()
-            yield from self._schedule_lines(wrapper, reported.get("val_evaluator"))
+            try:
+                yield from self._schedule_lines(wrapper, reported.get("val_evaluator"))
+            except MMRunnerError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"param_scheduler: {with_place(error)}.") from error
             yield from self._memory_lines()
         yield "device", self.device_type
         dtypes = {name: getattr(one, "dtype", "float32") for name, one in self.wrappers.items()}

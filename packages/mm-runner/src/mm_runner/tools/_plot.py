@@ -30,9 +30,9 @@ def plot_runs(
         work_dirs: Each is one curve, with the same colour on all axes; a work directory of several
             runs, where one resumed the other, counts as one. A run's log directory is that run.
         picture: File to write, ``.png`` or ``.svg``.
-        keys: Quantities to draw, such as ``["loss", "lr", "val/accuracy"]``; by default losses,
-            learning rates, and every number of a validation or test. A name without a phase means
-            training, and where that has none, validation.
+        keys: Quantities to draw, such as ``["loss", "lr", "val/accuracy"]``; by default losses
+            first, then learning rates and every number of a validation or test. A name without a
+            phase means training, and where that has none, validation.
 
     Returns:
         The file written.
@@ -47,7 +47,7 @@ def plot_runs(
     if keys:
         wanted = [_find(key, known) for key in keys]
     else:
-        wanted = [name for name in known if _is_usual(name)]
+        wanted = sorted(filter(_is_usual, known), key=lambda name: "loss" not in name)
     if not wanted:
         raise ConfigError(f"No loss and no metric is recorded; there is: {', '.join(known)}.")
     parents = os.path.commonpath([Path(one).absolute() for one in work_dirs])
