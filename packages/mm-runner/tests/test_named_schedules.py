@@ -114,7 +114,7 @@ def test_a_subclass_with_values_of_its_own_acts_in_a_run(optimizer, monkeypatch)
     assert (schedule.end, schedule.where) == (12, "param_scheduler")
     with pytest.raises(ConfigError, match=r"^param_scheduler: .*begin=3 and end=3"):
         of_config(optimizer, {"type": HalfCosineLR, "begin": 3, "end": 3})
-    with pytest.raises(ConfigError, match=r"^param_scheduler\.T_mx: unknown argument of HalfC"):
+    with pytest.raises(ConfigError, match=r"^param_scheduler: .* argument 'T_mx'"):
         of_config(optimizer, {"type": HalfCosineLR, "T_mx": 3})
 
 

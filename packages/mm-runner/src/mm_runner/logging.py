@@ -21,13 +21,10 @@ class MMLogger:
 
 
 def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
-    """Log ``msg``.
+    """Log ``msg`` at ``level``.
 
-    Args:
-        msg: The text.
-        logger: A logger; ``None`` prints on the main process, ``"silent"`` does nothing, and any
-            other name is the logger of the newest Runner of this process.
-        level: As in :mod:`logging`.
+    Without a ``logger`` the main process prints it; ``"silent"`` does nothing, and any other name
+    is the logger of the newest Runner of this process.
     """
     if isinstance(logger, str) and logger != "silent":
         logger = current_logger()

@@ -7,7 +7,6 @@ without any package of ours.
 from ._content import (
     FORMAT_VERSION,
     clean_name,
-    describe_misfits,
     first_line,
     load_weights,
     plain,
@@ -15,13 +14,7 @@ from ._content import (
     rng_state,
     set_rng_state,
 )
-from ._functions import (
-    load_checkpoint,
-    refuse_url,
-    revised,
-    save_checkpoint,
-    weights_to_cpu,
-)
+from ._functions import load_checkpoint, save_checkpoint
 from ._loading import (
     LAST_CHECKPOINT,
     check_resumable,
@@ -50,7 +43,6 @@ __all__ = [
     "check_resumable",
     "checkpoints_in",
     "clean_name",
-    "describe_misfits",
     "find_latest_checkpoint",
     "first_line",
     "latest_readable",
@@ -61,15 +53,12 @@ __all__ = [
     "plain",
     "read_file",
     "read_shards",
-    "refuse_url",
     "remove_checkpoint",
     "remove_leftovers",
     "renamed",
-    "revised",
     "rng_state",
     "save_checkpoint",
     "save_checkpoint_file",
     "set_rng_state",
-    "weights_to_cpu",
     "write_error",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["load_checkpoint", "refuse_url", "revised", "save_checkpoint", "weights_to_cpu"]
+__all__ = ["load_checkpoint", "refuse_url", "revised", "save_checkpoint"]
 
 
 def load_checkpoint(
@@ -42,9 +42,6 @@ def load_checkpoint(
     Raises:
         CheckpointError: If it cannot be read, or nothing in it fits.
         ConfigError: If ``filename`` is a URL.
-
-    Example:
-        >>> load_checkpoint(model, "epoch_3.pth", revise_keys=[("^backbone", "")])  # doctest: +SKIP
     """
     refuse_url(filename, "filename")
     checkpoint = revised(load_checkpoint_file(filename), revise_keys)
@@ -55,43 +52,26 @@ def load_checkpoint(
     return checkpoint
 
 
-def save_checkpoint(
-    checkpoint: Mapping[str, Any],
-    filename: str | Path,
-    file_client_args: Any = None,
-    backend_args: Any = None,
-) -> None:
+def save_checkpoint(checkpoint: Mapping[str, Any], filename: str | Path) -> None:
     """Write tensors and primitives so that the file is at any moment absent, the old or the new.
 
     Args:
         checkpoint: What is saved, such as ``{"state_dict": model.state_dict()}``.
         filename: The file; its folder is created.
-        file_client_args: Must be ``None``; MMEngine's.
-        backend_args: Must be ``None``; MMEngine's.
 
     Raises:
         CheckpointError: If there is something besides tensors and primitives.
         CheckpointWriteError: If the file cannot be written.
-        ConfigError: If ``filename`` is a URL, or a backend is given.
+        ConfigError: If ``filename`` is a URL.
     """
     refuse_url(filename, "filename")
-    if file_client_args is not None or backend_args is not None:
-        raise ConfigError("save_checkpoint: a backend was given; files are written to local paths.")
     save_checkpoint_file(plain(checkpoint), Path(filename))
-
-
-def weights_to_cpu(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ``state_dict`` with its tensors on the CPU."""
-    weights: dict[str, Any] = plain(state_dict, "state_dict")
-    return weights
 
 
 def revised(checkpoint: dict[str, Any], keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return a checkpoint, or a ``state_dict`` alone, with other names of weights.
 
-    Args:
-        checkpoint: Read from a file.
-        keys: Pairs of a regular expression and its replacement.
+    ``keys`` are pairs of a regular expression and its replacement.
     """
 
     def rename(name: str) -> str:

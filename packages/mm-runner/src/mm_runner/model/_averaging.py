@@ -106,19 +106,9 @@ class AveragedWeights(ABC):
             average.lerp_(part.to(average), one)
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Move the averages towards the weights of ``model``, as MMEngine's scripts do.
-
-        Raises:
-            ConfigError: If its parameters have other names than those that are averaged.
-        """
+        """Move the averages towards the weights of ``model``: the one averaged, or a copy of it."""
         sources = self._sources_of(model)
-        if sources.keys() != self._sources.keys():
-            names = sorted(sources.keys() ^ self._sources.keys())
-            raise ConfigError(
-                f"update_parameters: {', '.join(names[:3])} is not in both the model and the "
-                "averages; give the model that is averaged, or a copy of it."
-            )
-        self._sources = sources
+        self._sources = {name: sources[name] for name in self._sources}
         self.update()
 
     def _copies(self) -> dict[str, Tensor]:

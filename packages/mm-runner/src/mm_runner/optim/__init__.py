@@ -14,17 +14,14 @@ from ._optim_wrapper import (
 )
 from .schedules import (
     FAMILIES,
-    INF,
-    LRSchedulerMixin,
-    MomentumSchedulerMixin,
     ParamScheduler,
     Shape,
     build_param_schedulers,
     build_scheduler,
-    named_class,
     named_schedulers,
 )
-from .schedules import Schedule as _ParamScheduler
+from .schedules._named import INF, LRSchedulerMixin, MomentumSchedulerMixin, named_class
+from .schedules._named import Schedule as _ParamScheduler
 
 __all__ = [
     "INF",

@@ -1,15 +1,9 @@
 """The Runner, and the functions on checkpoints that MMEngine has beside it."""
 
 from mm_amp import autocast
-from mm_runner.checkpoint import load_checkpoint, save_checkpoint, weights_to_cpu
+from mm_runner.checkpoint import load_checkpoint, save_checkpoint
 from mm_runner.hooks import Priority, get_priority
-from mm_runner.loops import (
-    BaseLoop,
-    EpochBasedTrainLoop,
-    IterBasedTrainLoop,
-    TestLoop,
-    ValLoop,
-)
+from mm_runner.loops import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, TestLoop, ValLoop
 from mm_runner.reporting import LogProcessor
 
 from ._runner import Runner
@@ -27,5 +21,4 @@ __all__ = [
     "get_priority",
     "load_checkpoint",
     "save_checkpoint",
-    "weights_to_cpu",
 ]

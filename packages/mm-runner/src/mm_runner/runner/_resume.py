@@ -14,9 +14,8 @@ from mm_runner.checkpoint import (
     latest_readable,
     load_checkpoint_file,
     read_file,
-    refuse_url,
-    revised,
 )
+from mm_runner.checkpoint._functions import refuse_url, revised
 from mm_runner.errors import CheckpointError, ConfigError
 
 from ._sharded import as_sharded, read_own_shards, restore_weights

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mm_runner.checkpoint import (
-    describe_misfits,
     load_weights,
     read_shards,
     renamed,
 )
+from mm_runner.checkpoint._content import describe_misfits
 from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 

@@ -1,7 +1,6 @@
 """Schedules of learning rates, momenta and any other setting of the optimizer."""
 
 from ._families import FAMILIES, Shape
-from ._named import INF, LRSchedulerMixin, MomentumSchedulerMixin, Schedule, named_class
 from ._param_scheduler import (
     ParamScheduler,
     build_param_schedulers,
@@ -11,14 +10,9 @@ from ._param_scheduler import (
 
 __all__ = [
     "FAMILIES",
-    "INF",
-    "LRSchedulerMixin",
-    "MomentumSchedulerMixin",
     "ParamScheduler",
-    "Schedule",
     "Shape",
     "build_param_schedulers",
     "build_scheduler",
-    "named_class",
     "named_schedulers",
 ]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner._untrusted import is_like
 from mm_runner.errors import ConfigError
 
 from ._families import FAMILIES, Shape
@@ -17,7 +15,7 @@ from ._param_scheduler import ParamScheduler
 from ._torch_schedule import is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch.optim import Optimizer
 
@@ -43,20 +41,19 @@ class Schedule(ParamScheduler):
 
     Args:
         optimizer: An optimizer, or the wrapper of one.
-        param_name: What it changes, such as ``"lr"``.
+        param_name: What it changes, such as ``"lr"``; also an attribute.
         begin: First count that it acts at. Defaults to 0.
         end: First count that it does not act at any more. Defaults to ``INF``.
         last_step: Last step done; the next one is set at once. Defaults to -1: none.
         by_epoch: Whether it counts epochs, else iterations.
         verbose: No effect; log lines have the learning rate.
 
-    Attributes:
-        param_name: See above.
-
     Raises:
         ConfigError: If ``begin < end`` does not hold, the groups lack the setting, or they lack its
             initial value and ``last_step`` is given.
     """
+
+    family: type[Shape] = _OfSubclass
 
     def __init__(
         self,
@@ -74,15 +71,17 @@ class Schedule(ParamScheduler):
                 f"{self.where}: begin={begin} and end={end} were given; 0 <= begin < end is needed."
             )
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        lacks = [f"initial_{param_name}" not in one for one in self.optimizer.param_groups]
-        if last_step != -1 and any(lacks):
+        initial = f"initial_{param_name}"
+        if last_step != -1 and any(initial not in one for one in self.optimizer.param_groups):
             raise ConfigError(
                 f"{self.where}: last_step={last_step} was given, and parameter groups have no "
-                f"'initial_{param_name}'. Load the state of the optimizer first."
+                f"{initial!r}. Load the state of the optimizer first."
             )
         self.begin, self.end, self.by_epoch, self.count = begin, end, by_epoch, last_step + 1
         self._has_own_end, self._epoch_length = True, 1
-        self._start(param_name, vars(self).get("_course", _OfSubclass()))
+        course = vars(self).get("_course") or _OfSubclass()
+        course.length = end - begin
+        self._start(param_name, course)
 
     @property
     def last_step(self) -> int:
@@ -104,15 +103,7 @@ class Schedule(ParamScheduler):
         epoch_length: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Build one that counts iterations from arguments that count epochs.
-
-        Args:
-            *args: Of the class.
-            begin: In epochs.
-            end: In epochs; ``INF`` stays.
-            by_epoch: Must be true.
-            epoch_length: Iterations of an epoch.
-            **kwargs: Of the class.
+        """Build one that counts iterations, from arguments that count epochs of ``epoch_length``.
 
         Raises:
             ConfigError: If ``by_epoch`` is false, or ``epoch_length`` is no positive number.
@@ -122,14 +113,10 @@ class Schedule(ParamScheduler):
                 f"build_iter_from_epoch: by_epoch={by_epoch} and epoch_length={epoch_length} were "
                 "given; by_epoch=True and a positive number are needed."
             )
-        kwargs = cls._in_iters(kwargs, epoch_length)
-        end = end if end == INF else end * epoch_length
+        kwargs = cls.family.in_iters(kwargs, epoch_length)
+        kwargs["end"] = end if end == INF else end * epoch_length
         build: Any = cls
-        return build(*args, begin=begin * epoch_length, end=end, by_epoch=False, **kwargs)
-
-    @classmethod
-    def _in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:  # noqa: ARG003
-        return arguments
+        return build(*args, begin=begin * epoch_length, by_epoch=False, **kwargs)
 
     @override
     def step(self, metrics: Mapping[str, Any] | None = None) -> None:
@@ -141,44 +128,31 @@ class Schedule(ParamScheduler):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "attributes": dict(self._own_attributes())}
+        return {**super().state_dict(), "attributes": self._own_attributes()}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         saved = state_dict.get("attributes", {})
-        for name, value in self._own_attributes():
-            is_kind = is_plain if value is None else partial(is_like, own=value)
-            if name in saved and is_kind(saved[name]):
-                setattr(self, name, saved[name])
+        for name in saved.keys() & self._own_attributes().keys():
+            setattr(self, name, saved[name])
 
-    def _own_attributes(self) -> Iterator[tuple[str, Any]]:
-        """Yield the plain attributes that a subclass of a user keeps, without its arguments."""
-        for name, value in list(vars(self).items()):
-            is_ours = name in (*_OURS, *getattr(self._course, "__dataclass_fields__", ()))
-            if not is_ours and is_plain(value):
-                yield name, value
+    def _own_attributes(self) -> dict[str, Any]:
+        """Return the plain attributes of a user's subclass, without the family's arguments."""
+        left_out = (*_OURS, *inspect.signature(self.family).parameters)
+        own = vars(self).items()
+        return {name: one for name, one in own if name not in left_out and is_plain(one)}
 
 
 class _FamilySchedule(Schedule):
     """Schedule of a family; the arguments of the family come after ``param_name``."""
 
-    family: type[Shape]
-    _course: Any
-
     def __init__(self, optimizer: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
         window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
         self._course = self.family(*args, **kwargs)
-        begin, end = window.get("begin", 0), window.get("end", INF)
-        self._course.length = end - begin
-        for one in fields(self.family):  # type: ignore[arg-type]
-            setattr(self, one.name, getattr(self._course, one.name))
+        for name in inspect.signature(self.family).parameters:
+            setattr(self, name, getattr(self._course, name))
         super().__init__(optimizer, param_name, **window)
-
-    @classmethod
-    @override
-    def _in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
-        return cls.family.in_iters(arguments, epoch_length)
 
 
 class LRSchedulerMixin:
@@ -196,8 +170,7 @@ class MomentumSchedulerMixin:
 
 
 _MIXINS = {"lr": LRSchedulerMixin, "momentum": MomentumSchedulerMixin}
-_OF_SCHEDULE = list(inspect.signature(Schedule).parameters.values())
-_WINDOW = tuple(one.name for one in _OF_SCHEDULE[2:])
+_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
 # Attributes that no checkpoint needs.
 _OURS = {"where", "param_name", "begin", "end", "by_epoch", "count", "setting", "monitor"}
 _OURS |= {"need_val_args", "_has_own_end", "_epoch_length"}
@@ -208,22 +181,11 @@ def named_class(name: str) -> type[Schedule]:
     """Return the class of a name of ``FAMILIES``; those of one setting derive from the general one.
 
     Its arguments are ``optimizer``, ``param_name`` for the general one, those of the family, and by
-    keyword those of :class:`Schedule`.
+    keyword the others of :class:`Schedule`.
     """
     family, setting = FAMILIES[name]
     bases: tuple[type, ...] = (_FamilySchedule,)
     if setting is not None:
         bases = (_MIXINS[setting], named_class(f"{family.__name__}ParamScheduler"))
-
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        super(kind, self).__init__(*args, **kwargs)
-
-    empty = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    window = [one.replace(kind=one.KEYWORD_ONLY) for one in _OF_SCHEDULE[2:]]
-    first = [empty, *_OF_SCHEDULE[: 2 if setting is None else 1]]
-    own = inspect.signature(family).parameters.values()
-    parameters = [*(one.replace(default=one.empty) for one in first), *own, *window]
-    initialise.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    content = {"__init__": initialise, "__doc__": family.__doc__, "__module__": "mm_runner.optim"}
-    kind: Any = type(name, bases, {**content, "family": family})
-    return kind  # type: ignore[no-any-return]
+    content = {"family": family, "__doc__": family.__doc__, "__module__": "mm_runner.optim"}
+    return type(name, bases, content)
