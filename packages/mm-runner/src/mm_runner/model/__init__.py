@@ -1,13 +1,6 @@
 """Models that a Runner can train, and the wrappers it puts around them."""
 
-from mm_dist import (
-    MMDistributedDataParallel,
-    MMFullyShardedDataParallel,
-    MMSeparateDistributedDataParallel,
-    convert_sync_batchnorm,
-    is_model_wrapper,
-    revert_sync_batchnorm,
-)
+from mm_dist import MMDistributedDataParallel, is_model_wrapper
 
 from ._averaging import (
     AveragedWeights,
@@ -40,19 +33,15 @@ __all__ = [
     "EvalStep",
     "ExponentialMovingAverage",
     "MMDistributedDataParallel",
-    "MMFullyShardedDataParallel",
-    "MMSeparateDistributedDataParallel",
     "MomentumAnnealingEMA",
     "StochasticWeightAverage",
     "Supervised",
     "TrainStep",
     "apply_activation_checkpointing",
     "checkpointing_patterns",
-    "convert_sync_batchnorm",
     "eval_step_of",
     "find_checkpointed",
     "is_model_wrapper",
-    "revert_sync_batchnorm",
     "train_step_of",
     "uncalled_step",
     "unwrap_model",

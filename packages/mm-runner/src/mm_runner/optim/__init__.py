@@ -12,14 +12,7 @@ from ._optim_wrapper import (
     named_wrappers,
     scale_lr,
 )
-from .schedules import (
-    FAMILIES,
-    ParamScheduler,
-    Shape,
-    build_param_schedulers,
-    build_scheduler,
-    named_schedulers,
-)
+from .schedules import FAMILIES, ParamScheduler, Shape, build_param_schedulers, named_schedulers
 from .schedules._named import INF, LRSchedulerMixin, MomentumSchedulerMixin, named_class
 from .schedules._named import Schedule as _ParamScheduler
 
@@ -37,7 +30,6 @@ __all__ = [
     "_ParamScheduler",
     "build_optim_wrapper",
     "build_param_schedulers",
-    "build_scheduler",
     "holds_gradients",
     "named_schedulers",
     "named_wrappers",

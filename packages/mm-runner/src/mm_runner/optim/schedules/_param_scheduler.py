@@ -20,7 +20,7 @@ from ._torch_schedule import TorchSchedule
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ParamScheduler", "build_param_schedulers", "build_scheduler", "named_schedulers"]
+__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers", "own_class"]
 
 _WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
 
@@ -293,22 +293,22 @@ def build_param_schedulers(
     }
 
 
-def build_scheduler(
+def _build_one(
     optimizer: Optimizer,
     cfg: Mapping[str, Any],
     *,
     num_epochs: int,
     num_iters: int,
     epoch_length: int | None = None,
-    where: str = "param_scheduler",
+    where: str,
 ) -> ParamScheduler:
     """Build one scheduler; arguments and errors are those of :class:`ParamScheduler`.
 
-    A subclass of it as ``type`` is called with ``optimizer`` and the arguments of ``cfg``, and
-    ``end``: by default the end of the run.
+    A class of a user is called with ``optimizer`` and the arguments of ``cfg``, and ``end``: by
+    default the end of the run.
     """
-    kind = _resolve(cfg["type"], where)[0] if cfg.get("type") is not None else None
-    if not (isinstance(kind, type) and issubclass(kind, ParamScheduler)):
+    kind = own_class(cfg, where)
+    if kind is None:
         run: Any = {"num_epochs": num_epochs, "num_iters": num_iters, "epoch_length": epoch_length}
         return ParamScheduler(optimizer, cfg, where=where, **run)
     of_run = num_epochs if cfg.get("by_epoch", True) else num_iters
@@ -316,15 +316,22 @@ def build_scheduler(
     del arguments["type"]
     build: Any = kind
     if arguments.pop("convert_to_iter_based", False) and cfg.get("by_epoch", True):
-        build = kind.build_iter_from_epoch  # type: ignore[attr-defined]
+        build = kind.build_iter_from_epoch
         arguments["epoch_length"] = epoch_length or num_iters // max(num_epochs, 1)
     check_arguments(build, arguments, where, name=kind.__name__)
     try:
         schedule: ParamScheduler = build(**arguments)
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
-    schedule.where = where
+    schedule.where, schedule._has_own_end = where, "end" in cfg  # noqa: SLF001
+    schedule._epoch_length = epoch_length or num_iters // max(num_epochs, 1)  # noqa: SLF001
     return schedule
+
+
+def own_class(cfg: Mapping[str, Any], where: str) -> Any:
+    """Return the class that ``type`` names if it is a user's, derived from ours, else ``None``."""
+    kind = _resolve(cfg["type"], where)[0] if cfg.get("type") is not None else None
+    return kind if isinstance(kind, type) and issubclass(kind, ParamScheduler) else None
 
 
 def _resolve(name: Any, where: str) -> tuple[Any, str | None]:
@@ -356,7 +363,7 @@ def _build_list(
             continue
         if not isinstance(one, Mapping):
             raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        schedule = build_scheduler(optimizer, one, where=place, **run)
+        schedule = _build_one(optimizer, one, where=place, **run)
         schedulers.append(schedule)
         total = one.get("total_steps")
         of_run = run["num_epochs"] if schedule.by_epoch else run["num_iters"]
