@@ -92,6 +92,9 @@ def load_config(options: Namespace) -> Config:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     options.loaded = cfg = Config.fromfile(file, import_custom_modules=False)
+    package, is_installed, _ = options.config.partition("::")
+    if is_installed:
+        cfg.setdefault("default_scope", package)
     if options.cfg_options:
         _check_keys(options.cfg_options)
         cfg.merge_from_dict(options.cfg_options)

@@ -1,6 +1,6 @@
 """From dataloader configs to batches."""
 
-from ._batches import as_channels_last, map_tensors, pseudo_collate
+from ._batches import as_channels_last, default_collate, map_tensors, pseudo_collate
 from ._dataloader import build_dataloader, ignore_stop_signals, num_batches
 from ._datasets import ClassBalancedDataset, ConcatDataset, RepeatDataset, check_dataset
 from ._feed import BatchFeed, DataPosition, failing_sample
@@ -29,6 +29,7 @@ __all__ = [
     "batch_seed",
     "build_dataloader",
     "check_dataset",
+    "default_collate",
     "failing_sample",
     "ignore_stop_signals",
     "is_endless",

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence  # a tuple, of which a part must not be moved
+from torch.utils.data import default_collate as torch_collate
 
-__all__ = ["as_channels_last", "is_plain", "map_tensors", "pseudo_collate"]
+__all__ = ["as_channels_last", "default_collate", "is_plain", "map_tensors", "pseudo_collate"]
 
 
 def pseudo_collate(batch: Sequence[Any]) -> Any:
@@ -40,6 +41,33 @@ def pseudo_collate(batch: Sequence[Any]) -> Any:
         # A named tuple takes them one by one.
         return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
     return list(batch)
+
+
+def default_collate(batch: Sequence[Any]) -> Any:
+    """Stack the samples of a batch as :func:`torch.utils.data.default_collate` does.
+
+    Objects that torch cannot stack, such as MMEngine's data elements, stay in a list.
+
+    Args:
+        batch: Samples of equal structure.
+
+    Raises:
+        TypeError: If a sample is ``None`` or of another built-in type without a rule.
+
+    Example:
+        >>> default_collate([{"x": torch.ones(2)}, {"x": torch.zeros(2)}])
+        {'x': tensor([[1., 1.],
+                [0., 0.]])}
+    """
+    first = batch[0]
+    if type(first) is dict:
+        return {key: default_collate([sample[key] for sample in batch]) for key in first}
+    try:
+        return torch_collate(batch)
+    except TypeError:
+        if isinstance(first, (Mapping, Sequence)) or type(first).__module__ == "builtins":
+            raise
+        return list(batch)
 
 
 def map_tensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +56,12 @@ def find(kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
         has_registries = False
     if not has_registries:
         return None
-    with root.switch_scope_and_registry(scope) as registry:
-        if registry.scope != scope:  # it has none of this kind
-            return None
-        registry.import_from_location()
-        component = registry.module_dict.get(name)
+    import_module(f"{scope}.registry")
+    registry = root.children.get(scope)
+    if registry is None:  # it has none of this kind
+        return None
+    registry.import_from_location()
+    component = registry.module_dict.get(name)
     return component
 
 

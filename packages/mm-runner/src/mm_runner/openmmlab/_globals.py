@@ -37,12 +37,31 @@ def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
     return [_InfoHook(hub)]
 
 
-class _ToLogOfRun(logging.Handler):
-    """Passes records of MMEngine's logger on to the log of a run."""
+class _ToLogOfRun(logging.FileHandler):
+    """Passes records of MMEngine's logger on to the log of a run.
+
+    Its models write how each parameter was initialised to the stream of a handler of files, or log
+    it where there is none: hundreds of lines, which here are of the level ``DEBUG``.
+    """
 
     def __init__(self, find_logger: FindLogger) -> None:
-        super().__init__()
+        logging.Handler.__init__(self)  # there is no file
         self._find_logger = find_logger
+        self.stream: Any = self
+
+    def write(self, text: str) -> None:
+        """Log text that is written to the stream."""
+        logger = self._find_logger()
+        if logger is not None and text.strip():
+            logger.debug(text.strip())
+
+    @override
+    def flush(self) -> None:
+        pass
+
+    @override
+    def close(self) -> None:
+        logging.Handler.close(self)
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

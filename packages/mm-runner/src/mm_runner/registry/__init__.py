@@ -26,7 +26,7 @@ from ._build import (
     short_repr,
 )
 from ._registry import Registry
-from ._scope import DefaultScope, init_default_scope
+from ._scope import DefaultScope, init_default_scope, origins
 
 __all__ = [
     "DATASETS",
@@ -63,6 +63,7 @@ __all__ = [
     "check_type",
     "init_default_scope",
     "need_mapping",
+    "origins",
     "prepare_libraries",
     "short_repr",
 ]

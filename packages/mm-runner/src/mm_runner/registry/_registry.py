@@ -14,7 +14,7 @@ from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, 
 
 from ._bridges import bridges
 from ._build import build_from_cfg
-from ._scope import DefaultScope
+from ._scope import DefaultScope, note_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -214,8 +214,12 @@ class Registry:
         return self, name, scope if is_library else None
 
     def _ask_bridges(self, name: str, scope: str | None) -> Callable[..., Any] | None:
-        found = (bridge.find(self.name, name, scope) for _, bridge in bridges())
-        return next((one for one in found if one is not None), None)
+        for _, bridge in bridges():
+            found = bridge.find(self.name, name, scope)
+            if found is not None:
+                note_origin(self.name, found)
+                return found
+        return None
 
     def find(self, name: str) -> Callable[..., Any] | None:
         """Return the component ``name`` of this registry alone, ``None`` if it has none."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DefaultScope", "init_default_scope"]
+__all__ = ["DefaultScope", "init_default_scope", "note_origin", "origins"]
 
 
 class DefaultScope:
@@ -46,6 +46,25 @@ class DefaultScope:
             DefaultScope.current = previous
 
 
+# Where the components came from that a run took from libraries.
+_origins: dict[str, list[str]] = {}
+
+
+def note_origin(kind: str, component: Any) -> None:
+    """Note that a component of a library is in use."""
+    library = str(getattr(component, "__module__", "")).partition(".")[0]
+    text = f"{kind} {getattr(component, '__name__', component)}"
+    listed = _origins.setdefault(library, [])
+    if text not in listed:
+        listed.append(text)
+
+
+def origins() -> list[tuple[str, str]]:
+    """Return the libraries whose components the run has looked up, and these components."""
+    return [(library, ", ".join(listed)) for library, listed in _origins.items()]
+
+
 def init_default_scope(scope: str | None) -> None:
     """Set the default scope of this process, as a Runner does; ``None`` unsets it."""
+    _origins.clear()
     DefaultScope.current = None if scope is None else DefaultScope(scope)

@@ -128,7 +128,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
             continue
         # Configs define variables, such as data_root: only a misspelling is an error.
         hint = did_you_mean(str(key), known, cutoff=_SLIP)
-        if hint:
+        if hint and not (isinstance(cfg, Config) and cfg.reads(key)):
             raise ConfigError(
                 f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
             )

@@ -16,6 +16,7 @@ from mm_runner import __version__
 from mm_runner.hooks import CheckpointHook, Hook
 from mm_runner.model import checkpointing_patterns, unwrap_model
 from mm_runner.optim import named_wrappers
+from mm_runner.registry import origins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +72,7 @@ def log_start(runner: Runner) -> None:
             f"{total:,} in {', '.join(sorted(dtypes))}, of which {trained:,} are trained",
         ),
     ]
+    lines += origins()
     if checkpointed:
         lines.append(("checkpointed", ", ".join(checkpointed)))
     if runner.cfg.get("channels_last"):
