@@ -176,7 +176,8 @@ def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:
             for name, part in wrapper.items()
         }
     kind = wrapper.get("type", "OptimWrapper")
-    if kind not in {"OptimWrapper", "AmpOptimWrapper"}:
+    name = str(getattr(kind, "__name__", kind)).removeprefix("mmengine.")
+    if name not in {"OptimWrapper", "AmpOptimWrapper"}:
         raise ConfigError(
             f"{where}.type: --amp was given, which makes an AmpOptimWrapper of an OptimWrapper; "
             f"this is {kind!r}. Leave --amp out, or the type."

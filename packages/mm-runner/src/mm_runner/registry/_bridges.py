@@ -6,6 +6,7 @@ like the module that the bridge needs, and is loaded only where that module is i
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     FindLogger = Callable[[], logging.Logger | None]
 
-__all__ = ["Bridge", "adopt", "bridges", "prepare_libraries"]
+__all__ = ["Bridge", "adopt", "bridges", "is_bridged", "prepare_libraries"]
 
 
 class Bridge(Protocol):
@@ -71,6 +72,12 @@ def prepare_libraries(arguments: Mapping[str, Any], find_logger: FindLogger) -> 
     if arguments.get("default_scope") is None:
         return []
     return [hook for _, bridge in bridges() for hook in bridge.begin(arguments, find_logger)]
+
+
+def is_bridged(component: Any) -> bool:
+    """Return whether a class or function is part of a library that a bridge serves."""
+    library = str(getattr(component, "__module__", None)).partition(".")[0]
+    return library in sys.modules and library in [one.name for one in _entries()]
 
 
 def adopt(kind: str, value: Any) -> Any:

@@ -134,6 +134,7 @@ def check_cfg(
             component = registry.get(component)
         except (ComponentNotFoundError, ConfigError) as error:
             raise type(error)(f"{where}.type: {error}") from error
+    component = registry.own(component)
     if not callable(component):
         raise ConfigError(
             f"{where}.type: a name, a class or a function is needed, got {component!r}."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
-from ._bridges import bridges
+from ._bridges import bridges, is_bridged
 from ._build import build_from_cfg
 from ._scope import DefaultScope, note_origin
 
@@ -182,6 +182,17 @@ class Registry:
             f"{did_you_mean(name, names)} Register yours with @register_module(), or give its "
             "import path 'package.module:Name'."
         )
+
+    def own(self, component: Any) -> Any:
+        """Return the component of this package that takes the place of one of a bridged library.
+
+        A configuration may import MMEngine's classes. Where there is one of the same name here,
+        that is used; any other component is returned unchanged.
+        """
+        if not is_bridged(component):
+            return component
+        found = (one.find(getattr(component, "__name__", "")) for one in self.lineage)
+        return next((one for one in found if one is not None), component)
 
     def build(
         self, cfg: Mapping[str, Any] | object, default_args: Mapping[str, Any] | None = None

@@ -215,7 +215,8 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
             cfg, place = {"type": entry} if isinstance(entry, str) else entry, f"{where}[{index}]"
             if isinstance(cfg, Mapping):
                 kind = cfg.get("type")
-                cfg = {**cfg, "type": _MMENGINES_NAMES.get(str(kind), kind)}
+                name = str(getattr(kind, "__name__", kind)).removeprefix("mmengine.")
+                cfg = {**cfg, "type": _MMENGINES_NAMES.get(name, kind)}
             elif isinstance(cfg, type) or not callable(getattr(cfg, "write", None)):
                 raise ConfigError(
                     f"{place}: the name of a writer, a dict with 'type', or an object with "

@@ -294,7 +294,9 @@ def _for_meta(cfg: Any, device_type: str) -> Any:
     if not isinstance(cfg, Mapping):
         return cfg
     changed = {name: _for_meta(part, device_type) for name, part in cfg.items() if name != "fused"}
-    if cfg.get("type") == "AmpOptimWrapper" and cfg.get("device_type") is None:
+    kind = cfg.get("type")
+    is_amp = str(getattr(kind, "__name__", kind)).endswith("AmpOptimWrapper")
+    if is_amp and cfg.get("device_type") is None:
         changed["device_type"] = device_type
     return changed
 
