@@ -50,13 +50,20 @@ val_dataloader = test_dataloader = images("val", test_pipeline)
 val_evaluator = test_evaluator = dict(topk=(1,))
 """
 RECIPES = {
-    "resnet": ("resnet/resnet18_8xb32_in1k.py", CLASSIFIED + """
+    "resnet": (
+        "resnet/resnet18_8xb32_in1k.py",
+        CLASSIFIED
+        + """
 model = dict(
     backbone=dict(base_channels=8, stem_channels=8),
     head=dict(num_classes=4, in_channels=64, topk=(1,)),
 )
-"""),
-    "swin": ("swin_transformer/swin-tiny_16xb64_in1k.py", CLASSIFIED + """
+""",
+    ),
+    "swin": (
+        "swin_transformer/swin-tiny_16xb64_in1k.py",
+        CLASSIFIED
+        + """
 arch = dict(embed_dims=12, depths=[1, 1], num_heads=[2, 2])
 model = dict(
     backbone=dict(
@@ -66,15 +73,22 @@ model = dict(
     head=dict(num_classes=4, in_channels=24),
     train_cfg=dict(augments=[dict(type="Mixup", alpha=0.8), dict(type="CutMix", alpha=1.0)]),
 )
-"""),
-    "vit": ("vision_transformer/vit-base-p16_64xb64_in1k-384px.py", CLASSIFIED + """
+""",
+    ),
+    "vit": (
+        "vision_transformer/vit-base-p16_64xb64_in1k-384px.py",
+        CLASSIFIED
+        + """
 arch = dict(_delete_=True, embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48)
 model = dict(
     backbone=dict(arch=arch, img_size=32, patch_size=8),
     head=dict(num_classes=4, in_channels=24),
 )
-"""),
-    "mae": ("mae/mae_vit-base-p16_8xb512-amp-coslr-300e_in1k.py", """
+""",
+    ),
+    "mae": (
+        "mae/mae_vit-base-p16_8xb512-amp-coslr-300e_in1k.py",
+        """
 arch = dict(_delete_=True, embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48)
 model = dict(
     backbone=dict(arch=arch, img_size=32, patch_size=8, mask_ratio=0.75),
@@ -84,7 +98,8 @@ model = dict(
     ),
     head=dict(patch_size=8),
 )
-"""),
+""",
+    ),
 }
 
 

@@ -283,6 +283,7 @@ class CheckpointHook(Hook):
         self._before = self._kept, self._newest, self.best_records
         self._kept = [*(one for one in self._kept if one != name), name]
         self._newest = num_steps, directory / name
+        runner.message_hub.update_info("last_ckpt", str(directory / name))
         outdated = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
         return self._write(
             runner,
@@ -298,6 +299,9 @@ class CheckpointHook(Hook):
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
         self.best_records = {**self.best_records, metric: record}
         runner.logger.info(f"Best {metric} so far: {score:.4f}; saving {file}.")
+        ending = f"_{metric}" if len(self.save_best) > 1 else ""
+        facts = {"best_ckpt": str(self.directory(runner) / file), "best_score": score}
+        runner.message_hub.update_info_dict({f"{k}{ending}": one for k, one in facts.items()})
         self._write(
             runner,
             file,

@@ -44,10 +44,28 @@ class RuntimeInfoHook(Hook):
         self._record: dict[str, Callable[[Any], None]] = {}
 
     @override
+    def before_run(self, runner: RunView) -> None:
+        runner.message_hub.follow(runner, lambda: learning_rates(runner.optim_wrapper))
+
+    @override
     def before_train(self, runner: RunView) -> None:
         self._record = {}
-        runner.message_hub.follow(runner, lambda: learning_rates(runner.optim_wrapper))
+        meta = getattr(runner.train_dataloader.dataset, "metainfo", None)
+        runner.message_hub.update_info_dict({"loop_stage": "train", "dataset_meta": meta})
         self._wrappers = named_wrappers(runner.optim_wrapper)
+
+    @override
+    def before_val(self, runner: RunView) -> None:
+        runner.message_hub.update_info("loop_stage", "val")
+
+    @override
+    def after_val(self, runner: RunView) -> None:
+        if runner.is_training:
+            runner.message_hub.update_info("loop_stage", "train")
+
+    @override
+    def before_test(self, runner: RunView) -> None:
+        runner.message_hub.update_info("loop_stage", "test")
 
     @override
     def after_val_epoch(self, runner: RunView, metrics: dict[str, float] | None = None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["begin"]
 
 _numbers = count(1)
+_FACTS = ("epoch", "iter", "max_epochs", "max_iters", "seed", "experiment_name", "loop_stage")
 
 
 def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
@@ -80,8 +81,20 @@ class _InfoHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        for name in ("epoch", "iter", "max_epochs", "max_iters"):
-            self._hub.update_info(name, getattr(runner, name))
+        for name in (*_FACTS, "dataset_meta"):
+            self._hub.update_info(name, runner.message_hub.get_info(name))
+
+    @override
+    def before_val(self, runner: RunView) -> None:
+        self._hub.update_info("loop_stage", "val")
+
+    @override
+    def after_val(self, runner: RunView) -> None:
+        self._hub.update_info("loop_stage", runner.message_hub.get_info("loop_stage"))
+
+    @override
+    def before_test(self, runner: RunView) -> None:
+        self._hub.update_info("loop_stage", "test")
 
     @override
     def before_train_epoch(self, runner: RunView) -> None:

@@ -25,7 +25,8 @@ METHODS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 _MOST_RESULTS = 100
 _RESULT = "result:"  # before the names of metrics in a state
-_POSITION = ("epoch", "iter", "max_epochs", "max_iters")
+# Facts that are read of the run when they are asked for.
+_OF_RUN = ("epoch", "iter", "max_epochs", "max_iters", "seed", "cfg", "experiment_name")
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,17 @@ class MessageHub:
         self._run, self._read_rates = run, read_rates
 
     def get_info(self, name: str, default: Any = None) -> Any:
-        """Return the fact ``name``; ``epoch``, ``iter`` and their maxima are those of the run."""
-        if name in _POSITION and name not in self._info:
+        """Return a fact about the run.
+
+        Args:
+            name: What :meth:`update_info` has set; or ``epoch``, ``iter``, ``max_epochs``,
+                ``max_iters``, ``seed``, ``cfg``, ``experiment_name``; in a training also
+                ``loop_stage`` (``"train"``, ``"val"`` or ``"test"``), ``dataset_meta``, and the
+                paths ``last_ckpt`` and ``best_ckpt`` with ``best_score``. Of several metrics, the
+                last two end in ``_`` and the metric.
+            default: What is returned if there is none.
+        """
+        if name in _OF_RUN and name not in self._info:
             return getattr(self._run, name, default)
         return self._info.get(name, default)
 

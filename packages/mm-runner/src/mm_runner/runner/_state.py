@@ -30,6 +30,7 @@ from mm_runner.loops import AbstractTrainLoop, BaseLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._logs import plain_config
 from ._optimizers import load_optimizers
 from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights
 
@@ -358,6 +359,7 @@ def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
         "experiment_name": runner.experiment_name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cfg": runner.logs.config_text,
+        "dataset_meta": plain_config(runner.message_hub.get_info("dataset_meta") or {}),
         "versions": {"torch": str(torch.__version__), **versions},
     }
 
