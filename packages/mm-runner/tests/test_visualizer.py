@@ -188,7 +188,7 @@ def test_the_message_hub_knows_the_facts_of_a_run(make_runner):
         def after_train_iter(self, runner, **_):
             stages.append(runner.message_hub.get_info("loop_stage"))
 
-        def after_val_epoch(self, runner, metrics=None):
+        def after_val_epoch(self, runner, **_):
             stages.append(runner.message_hub.get_info("loop_stage"))
 
     checkpoint = {"type": "CheckpointHook", "save_best": "accuracy"}
