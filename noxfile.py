@@ -56,6 +56,18 @@ PEERS = (
     "mmengine==0.10.7",
     "transformers==5.23.0",
 )
+# MMEngine and a library, with the newest of what they import that they still work with.
+LIBRARIES_TORCH = "2.14.1"
+LIBRARIES = (
+    "torchvision==0.29.1",
+    "setuptools<81",
+    "mmengine==0.10.7",
+    "mmcv-lite==2.2.0",
+    "mmpretrain[multimodal]==1.2.0",
+    "transformers==4.44.2",
+    "pycocoevalcap==1.2",
+    "sentencepiece==0.2.1",
+)
 # Files of tests run beside one another.
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
@@ -155,10 +167,13 @@ def clusters(session: nox.Session) -> None:
 
 @nox.session
 def libraries(session: nox.Session) -> None:
-    """Train a library in OpenMMLab's style, with MMEngine itself installed."""
-    install_wheels(session, DEFAULT_TORCH, "pytest>=8", "mmengine==0.10.7")
+    """Train OpenMMLab's libraries with MMEngine installed, and check their configurations."""
+    install_wheels(session, LIBRARIES_TORCH, "pytest>=8", *LIBRARIES)
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "libraries", *session.posargs)
+    if not session.posargs:
+        table = ROOT / ".nox" / "mmpretrain.md"
+        session.run("python", "libraries/check_configs.py", "mmpretrain", str(table))
 
 
 @nox.session
@@ -262,7 +277,8 @@ def shared_torch(session: nox.Session, torch: str) -> Path:
     site = SHARED_TORCH / f"{torch}-cp{version[0]}{version[1]}"
     if not site.is_dir():
         unfinished = site.with_name(f"{site.name}.{os.getpid()}.unfinished")
-        packages = [f"torch=={torch}", TORCH[torch].numpy, TORCH[torch].setuptools]
+        around = TORCH.get(torch, Torch(None))
+        packages = [f"torch=={torch}", around.numpy, around.setuptools]
         session.install(f"--target={unfinished}", *packages)
         # Whole or absent: a session stopped half-way leaves nothing that a later one would use.
         unfinished.rename(site)

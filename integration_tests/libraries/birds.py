@@ -8,7 +8,8 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
-from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS, TRANSFORMS
+from mmengine.registry import DATASETS, HOOKS, LOOPS, METRICS, MODELS, TRANSFORMS
+from mmengine.runner import ValLoop
 from mmengine.structures import BaseDataElement
 from mmengine.visualization import Visualizer
 from torch import nn
@@ -81,6 +82,15 @@ class HitRate(BaseMetric):
     def compute_metrics(self, results):
         assert self.dataset_meta["classes"][0] == "low"
         return {"hits": sum(results) / len(results)}
+
+
+@LOOPS.register_module(name="TwiceLoop")
+class TwiceLoop(ValLoop):
+    """Goes through the data twice, as loops of libraries with several outputs do."""
+
+    def run(self):
+        super().run()
+        return super().run()
 
 
 @HOOKS.register_module(name="Watcher")

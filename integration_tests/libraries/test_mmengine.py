@@ -88,3 +88,10 @@ def test_check_builds_it_on_the_meta_device(folder):
 
 def test_nothing_of_mmengine_is_imported_without_need(folder):
     subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, check=True)
+
+
+def test_a_validation_loop_of_a_library(folder):
+    changes = ["val_cfg.type=TwiceLoop", "train_cfg.max_epochs=1"]
+    told = run(folder, "train", "flights.py", "--cfg-options", *changes)
+    assert told.count("birds: ['birds/hits']") == 2
+    assert told.count("Epoch(val)") == 2

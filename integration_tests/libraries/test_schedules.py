@@ -11,6 +11,8 @@ from mm_runner.optim.schedules import FAMILIES
 with warnings.catch_warnings():  # of torch, which MMEngine uses as it was
     warnings.simplefilter("ignore")
     import mmengine.optim.scheduler as theirs
+    from mmengine.optim.scheduler.lr_scheduler import LRSchedulerMixin
+    from mmengine.optim.scheduler.param_scheduler import _ParamScheduler
 
 ARGUMENTS = {
     "Constant": {"factor": 0.2, "end": 12},
@@ -59,3 +61,31 @@ def test_values_are_those_of_mmengine(name, kind):
 def test_there_is_every_class_of_mmengine():
     names = [name for name in theirs.__all__ if name != "_ParamScheduler"]
     assert sorted(names) == sorted(FAMILIES)
+
+
+class Quadratic(LRSchedulerMixin, _ParamScheduler):
+    """A library's own schedule, which reads its window."""
+
+    def _get_value(self):
+        share = (self.last_step + 1) / (self.end - self.begin)
+        return [base * share**2 for base in self.base_values]
+
+
+def test_a_schedule_of_a_library_keeps_to_its_window():
+    def rates(build):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        (schedule,), found = build(optimizer), []
+        for _ in range(12):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    def in_a_run(optimizer):
+        epochs = {"begin": 1, "end": 3, "convert_to_iter_based": True}
+        wrapper, run = ours.OptimWrapper(optimizer), {"num_epochs": 4, "num_iters": 12}
+        return ours.build_param_schedulers(wrapper, [{"type": Quadratic, **epochs}], **run)
+
+    expected = rates(lambda optimizer: [Quadratic(optimizer, begin=3, end=9, by_epoch=False)])
+    assert rates(in_a_run) == expected
+    assert len(set(expected)) == 6

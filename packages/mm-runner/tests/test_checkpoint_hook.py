@@ -11,6 +11,7 @@ from mm_runner import ConfigError, Runner
 from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.errors import CheckpointWriteError
 from mm_runner.hooks import CheckpointHook, Hook
+from mm_runner.reporting import MessageHub
 
 
 @pytest.fixture
@@ -321,6 +322,7 @@ def follow(hook, *reported):
         epoch=1,
         iter=1,
         logger=logging.getLogger(),
+        message_hub=MessageHub(),
         save_checkpoint=lambda _, name, **__: files.append(name),
     )
     for metrics in reported:

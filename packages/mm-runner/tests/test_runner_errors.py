@@ -44,7 +44,7 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
             {"val_evaluator": None, "val_cfg": None},
             r"val_dataloader was given without val_cfg and val_evaluator",
         ),
-        ({"test_cfg": {}}, r"test_cfg was given without test_dataloader and test_evaluator"),
+        ({"test_evaluator": {}}, r"test_evaluator was given without test_dataloader and test_cfg"),
         (
             {
                 "train_dataloader": None,

@@ -181,6 +181,36 @@ def test_a_hook_reads_losses_rates_and_metrics(make_runner):
         hub.get_scalar("train/lrs")
 
 
+def test_the_message_hub_knows_the_facts_of_a_run(make_runner):
+    stages = []
+
+    class Reads(Hook):
+        def after_train_iter(self, runner, **_):
+            stages.append(runner.message_hub.get_info("loop_stage"))
+
+        def after_val_epoch(self, runner, **_):
+            stages.append(runner.message_hub.get_info("loop_stage"))
+
+    checkpoint = {"type": "CheckpointHook", "save_best": "accuracy"}
+    runner = make_runner(
+        custom_hooks=[Reads()],
+        train_cfg={"max_epochs": 1},
+        val_evaluator=Scripted(values=[0.25]),
+        default_hooks={"checkpoint": checkpoint},
+    )
+    runner.train_dataloader.dataset.metainfo = {"classes": ("cat", "dog")}
+    runner.train()
+    assert {*stages[:-1]} == {"train"}
+    assert stages[-1] == "val"
+    facts = runner.message_hub.get_info
+    assert facts("experiment_name") == runner.experiment_name
+    assert (facts("seed"), facts("best_score")) == (runner.seed, 0.25)
+    assert facts("last_ckpt") == str(runner.work_dir / "epoch_1.pth")
+    assert facts("best_ckpt") == str(runner.work_dir / "best_accuracy.pth")
+    saved = torch.load(facts("last_ckpt"), weights_only=True)["meta"]["dataset_meta"]
+    assert saved == {"classes": ["cat", "dog"]}
+
+
 def test_metrics_of_validations_before_are_in_a_checkpoint(make_runner):
     options = {"train_cfg": {"max_epochs": 3}}
     runner = make_runner(**options, val_evaluator=Scripted(values=[0.25, 0.75, 0.5]))

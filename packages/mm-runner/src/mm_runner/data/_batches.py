@@ -63,7 +63,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
     if type(first) is dict:
         return {key: default_collate([sample[key] for sample in batch]) for key in first}
     try:
-        return torch_collate(batch)
+        return torch_collate(list(batch))
     except TypeError:
         if isinstance(first, (Mapping, Sequence)) or type(first).__module__ == "builtins":
             raise

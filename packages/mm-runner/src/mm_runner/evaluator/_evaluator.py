@@ -155,7 +155,7 @@ def evaluator_type(cfg: Any) -> type[Evaluator] | None:
             kind = registry.get(kind)
         except (ComponentNotFoundError, ConfigError):
             return None  # who builds a metric of it says what is wrong
-    kind = EVALUATOR.own(kind)
+    kind = EVALUATOR.resolve(kind)
     return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmengine.logging import MessageHub, MMLogger
-from mmengine.registry import VISUALIZERS, DefaultScope
+from mmengine.registry import VISBACKENDS, VISUALIZERS, DefaultScope
 from typing_extensions import override
 
 from mm_runner.hooks import Hook
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mm_runner.registry._bridges import FindLogger
     from mm_runner.run_view import RunView
 
@@ -33,9 +32,17 @@ def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
     logger.handlers = [_ToLogOfRun(find_logger)]
     hub = MessageHub.get_instance(name)
     visualizer = {"type": "Visualizer", **(arguments.get("visualizer") or {}), "name": name}
+    if visualizer.get("vis_backends"):  # what it draws, images too, is kept in files at least
+        backends = [one for one in visualizer["vis_backends"] if _is_theirs(one)]
+        visualizer["vis_backends"] = backends or [{"type": "LocalVisBackend"}]
     visualizer["save_dir"] = str(Path(arguments["work_dir"]) / "vis_data")
     VISUALIZERS.build(visualizer)
     return [_InfoHook(hub)]
+
+
+def _is_theirs(backend: Any) -> bool:
+    kind = backend.get("type") if isinstance(backend, Mapping) else backend
+    return not isinstance(kind, str) or VISBACKENDS.get(kind) is not None
 
 
 class _ToLogOfRun(logging.FileHandler):

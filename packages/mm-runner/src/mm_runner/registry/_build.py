@@ -129,12 +129,10 @@ def check_cfg(
             f"{where}: the key 'type' is missing; given: {', '.join(map(repr, cfg)) or 'nothing'}. "
             f"It names a {registry.name}: {', '.join(registry.names()[:20])}."
         )
-    if isinstance(component, str):
-        try:
-            component = registry.get(component)
-        except (ComponentNotFoundError, ConfigError) as error:
-            raise type(error)(f"{where}.type: {error}") from error
-    component = registry.own(component)
+    try:
+        component = registry.resolve(component)
+    except (ComponentNotFoundError, ConfigError) as error:
+        raise type(error)(f"{where}.type: {error}") from error
     if not callable(component):
         raise ConfigError(
             f"{where}.type: a name, a class or a function is needed, got {component!r}."

@@ -183,12 +183,17 @@ class Registry:
             "import path 'package.module:Name'."
         )
 
-    def own(self, component: Any) -> Any:
-        """Return the component of this package that takes the place of one of a bridged library.
+    def resolve(self, kind: Any) -> Any:
+        """Return the component of a ``type``: a name, or a class or function.
 
         A configuration may import MMEngine's classes. Where there is one of the same name here,
         that is used; any other component is returned unchanged.
+
+        Raises:
+            ComponentNotFoundError: As in :meth:`get`.
+            ConfigError: As there.
         """
+        component = self.get(kind) if isinstance(kind, str) else kind
         if not is_bridged(component):
             return component
         found = (one.find(getattr(component, "__name__", "")) for one in self.lineage)

@@ -67,7 +67,9 @@ def check_run(
         names = (f"{phase}_dataloader", f"{phase}_cfg", last or f"{phase}_evaluator")
         given = [name for name in names if arguments.get(name) is not None]
         missing = [name for name in names if name not in given]
-        if given and missing:
+        if phase != "train" and given == [f"{phase}_cfg"]:  # OpenMMLab's configs inherit it
+            given = []
+        elif given and missing:
             raise ConfigError(
                 f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
                 f"{' and '.join(missing)}; {', '.join(names)} belong together: give all or none."

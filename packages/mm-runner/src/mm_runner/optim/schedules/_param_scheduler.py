@@ -133,11 +133,16 @@ class ParamScheduler:
         name, where = arguments["type"], self.where
         kind, setting = _resolve(name, where)
         if not (isinstance(kind, type) and issubclass(kind, Shape)):
-            if factor != 1:
+            bases = [base.__name__ for base in getattr(kind, "__mro__", ())]
+            has_window = "_ParamScheduler" in bases  # MMEngine's
+            if factor != 1 and not (has_window and len(arguments) == 1):
                 raise ConfigError(
-                    f"{where}.convert_to_iter_based: it does not convert {name!r} of torch; write "
+                    f"{where}.convert_to_iter_based: it does not convert {name!r}; write "
                     "its arguments in iterations, with by_epoch=False."
                 )
+            if has_window:
+                length = self.end - self.begin
+                arguments |= {"begin": 0, "end": length, "by_epoch": self.by_epoch}
             return "lr", TorchSchedule(self.optimizer, arguments, where)
         del arguments["type"]
         setting = setting or arguments.pop("param_name", None)

@@ -42,7 +42,7 @@ class TorchSchedule:
                 self._scheduler.step()
                 return
             with warnings.catch_warnings():  # no optimizer step yet: accumulation, or an overflow
-                message = r"Detected call of `lr_scheduler\.step\(\)` bef"
+                message = r"Detected call of `(lr_)?scheduler\.step\(\)` bef"
                 warnings.filterwarnings("ignore", message)
                 self._scheduler.step()
 
