@@ -8,7 +8,16 @@ from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.model import BaseDataPreprocessor, BaseModel, BaseModule
-from mmengine.registry import DATASETS, HOOKS, LOOPS, METRICS, MODELS, TRANSFORMS
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import (
+    DATASETS,
+    HOOKS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIM_WRAPPER_CONSTRUCTORS,
+    TRANSFORMS,
+)
 from mmengine.runner import ValLoop
 from mmengine.structures import BaseDataElement
 from mmengine.visualization import Visualizer
@@ -91,6 +100,14 @@ class TwiceLoop(ValLoop):
     def run(self):
         super().run()
         return super().run()
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="SlowHead")
+class SlowHead(DefaultOptimWrapperConstructor):
+    def add_params(self, params, module, prefix="", is_dcn_module=None):
+        scale = self.paramwise_cfg["head_scale"]
+        params.append({"params": list(module.wing.parameters()), "lr": self.base_lr})
+        params.append({"params": list(module.head.parameters()), "lr": self.base_lr * scale})
 
 
 @HOOKS.register_module(name="Watcher")

@@ -28,7 +28,13 @@ val_dataloader = dict(
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=3)
 val_cfg = dict(type="ValLoop")
 val_evaluator = dict(type="HitRate")
-optim_wrapper = dict(type="OptimWrapper", optimizer=dict(type="AdamW", lr=0.05))
+optim_wrapper = dict(
+    type="OptimWrapper",
+    optimizer=dict(type="AdamW", lr=0.05),
+    clip_grad=dict(max_norm=1.0),
+    constructor="SlowHead",
+    paramwise_cfg=dict(head_scale=0.5),
+)
 param_scheduler = dict(type="mmengine.CosineAnnealingLR", T_max=3)
 default_hooks = dict(
     checkpoint=dict(type="CheckpointHook", interval=1, save_best="birds/hits", rule="greater")
@@ -83,7 +89,9 @@ def test_a_library_trains_validates_and_resumes(folder):
 
 
 def test_check_builds_it_on_the_meta_device(folder):
-    assert "Bird: " in run(folder, "check", "flights.py")
+    told = run(folder, "check", "flights.py")
+    assert "Bird: " in told
+    assert "lr 0.025" in told
 
 
 def test_nothing_of_mmengine_is_imported_without_need(folder):
