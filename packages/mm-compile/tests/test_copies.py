@@ -45,15 +45,3 @@ def test_train_step_of_a_copy_trains_the_copy(model, backend, copied):
     twin.train_step(torch.randn(5, 4), torch.optim.SGD(twin.parameters(), lr=0.1))
     assert torch.equal(model.first.weight, weight)
     assert not torch.equal(twin.first.weight, weight)
-
-
-def test_a_method_of_the_object_itself_is_compiled_and_goes_into_copies(model, backend):
-    model.forward = double
-    before = dict(vars(model))
-    handle = compile_model(model, {"backend": backend})
-    inputs = torch.randn(5, 4)
-    torch.testing.assert_close(model(inputs), inputs * 2)
-    assert backend.calls == 1
-    assert copy.deepcopy(model).forward is double
-    handle.undo()
-    assert vars(model) == before

@@ -60,23 +60,6 @@ def test_what_such_a_model_holds_is_compiled_by_regions(backend):
     assert [region.name for region in handle.regions] == ["0", "1"]
 
 
-def test_a_list_with_a_forward_of_its_own_and_a_forward_of_one_object_are_compiled(backend):
-    class Chain(nn.ModuleList):
-        def forward(self, inputs):
-            for layer in self:
-                inputs = layer(inputs)
-            return inputs
-
-    chain, holder = Chain([nn.Linear(4, 4)]), Holder()
-    compile_model(chain, {"backend": backend})
-    chain(torch.randn(2, 4))
-    assert backend.calls == 1
-    holder.forward = holder.layer.forward
-    compile_model(holder, {"backend": backend})
-    holder(torch.randn(2, 4))
-    assert backend.calls == 2
-
-
 def test_blocks_that_torch_has_compiled_are_left_to_it(backend):
     blocks = [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)) for _ in range(3)]
     model = nn.Sequential(*(torch.compile(block, backend="eager") for block in blocks))
