@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import VISBACKENDS, VISUALIZERS, DefaultScope
+from mmengine.visualization import Visualizer  # registers it and its back ends
 from typing_extensions import override
 
 from mm_runner.hooks import Hook
@@ -31,7 +32,7 @@ def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
     logger = MMLogger.get_instance(name)
     logger.handlers = [_ToLogOfRun(find_logger)]
     hub = MessageHub.get_instance(name)
-    visualizer = {"type": "Visualizer", **(arguments.get("visualizer") or {}), "name": name}
+    visualizer = {"type": Visualizer, **(arguments.get("visualizer") or {}), "name": name}
     if visualizer.get("vis_backends"):  # what it draws, images too, is kept in files at least
         backends = [one for one in visualizer["vis_backends"] if _is_theirs(one)]
         visualizer["vis_backends"] = backends or [{"type": "LocalVisBackend"}]
