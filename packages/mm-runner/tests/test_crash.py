@@ -49,7 +49,7 @@ def test_a_crash_leaves_what_is_needed_to_understand_it(crashed):
         "inputs": {"shape": [4, 4], "dtype": "float32", "device": "cpu"},
         "labels": {"shape": [4], "dtype": "int64", "device": "cpu"},
     }
-    assert facts["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(facts["versions"]["torch"])
     assert "crashing:Crashing" in (crashed / "config.yaml").read_text()
     (log,) = crashed.parent.glob("*.log")
     command = f"mm-runner replay {crashed.absolute()}"

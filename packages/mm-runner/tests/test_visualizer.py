@@ -10,6 +10,7 @@ from toy import Scripted
 from typing_extensions import override
 
 from mm_runner import ConfigError
+from mm_runner.checkpoint import load_checkpoint_file
 from mm_runner.hooks import Hook
 from mm_runner.reporting._writers import named_scalars
 from mm_runner.tools import read_scalars
@@ -207,7 +208,7 @@ def test_the_message_hub_knows_the_facts_of_a_run(make_runner):
     assert (facts("seed"), facts("best_score")) == (runner.seed, 0.25)
     assert facts("last_ckpt") == str(runner.work_dir / "epoch_1.pth")
     assert facts("best_ckpt") == str(runner.work_dir / "best_accuracy.pth")
-    saved = torch.load(facts("last_ckpt"), weights_only=True)["meta"]["dataset_meta"]
+    saved = load_checkpoint_file(facts("last_ckpt"))["meta"]["dataset_meta"]
     assert saved == {"classes": ["cat", "dog"]}
 
 
