@@ -94,3 +94,21 @@ def test_check_arguments_calls_nothing():
     check_arguments(explode, {"fuse": 1}, "here")
     with pytest.raises(ConfigError, match=r"here\.fuse: explode needs this argument; given: none"):
         check_arguments(explode, {}, "here")
+
+
+def test_arguments_that_a_base_takes_are_no_slips():
+    class Base:
+        def __init__(self, encoder):
+            self.encoder = encoder
+
+    class Derived(Base):
+        def __init__(self, decoder, **kwargs):
+            super().__init__(**kwargs)
+            self.decoder = decoder
+
+    assert (
+        build_from_cfg({"type": Derived, "decoder": 1, "encoder": 2}, Registry("model")).encoder
+        == 2
+    )
+    with pytest.raises(ConfigError, match=r"model\.decodr: unknown argument .*'decoder'"):
+        build_from_cfg({"type": Derived, "decodr": 1, "encoder": 2}, Registry("model"))

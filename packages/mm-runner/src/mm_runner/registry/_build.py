@@ -11,6 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -193,9 +194,12 @@ def check_arguments(
     name = name or getattr(component, "__name__", repr(component))
     known = {one.name: one for one in parameters if one.kind in _BY_NAME}
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    inherited = _of_bases(component) if takes_any else ()
     for argument in arguments:
+        if argument in known or argument in inherited:
+            continue
         hint = did_you_mean(str(argument), known, cutoff=_SLIP if takes_any else _NEAR)
-        if argument not in known and (hint or not takes_any):
+        if hint or not takes_any:
             raise ConfigError(
                 f"{where}.{argument}: unknown argument of {name}, which takes "
                 f"{', '.join(known) or 'none'}.{hint}"
@@ -208,6 +212,15 @@ def check_arguments(
                 f"{where}.{parameter.name}: {name} needs this argument; "
                 f"given: {', '.join(map(repr, arguments)) or 'none'}."
             )
+
+
+def _of_bases(component: Any) -> set[str]:
+    """Return what the initialisers of a class's bases take: it may pass its ``**kwargs`` on."""
+    names = set()
+    for base in getattr(component, "__mro__", ())[1:-1]:
+        with suppress(TypeError, ValueError):
+            names |= inspect.signature(base.__init__).parameters.keys()
+    return names
 
 
 def check_type(
