@@ -66,6 +66,10 @@ def test_there_is_every_class_of_mmengine():
 class Quadratic(LRSchedulerMixin, _ParamScheduler):
     """A library's own schedule, which reads its window."""
 
+    @classmethod
+    def build_iter_from_epoch(cls, optimizer, begin, end, epoch_length):
+        return cls(optimizer, begin * epoch_length, end * epoch_length, by_epoch=False)
+
     def _get_value(self):
         share = (self.last_step + 1) / (self.end - self.begin)
         return [base * share**2 for base in self.base_values]

@@ -42,6 +42,12 @@ def test_epochs_that_are_validated(make_runner, options, validated):
     assert (runner.epoch, runner.iter, runner.max_epochs, runner.max_iters) == (5, 30, 5, 30)
 
 
+def test_the_loop_of_a_validation_has_defaults(make_runner):
+    epochs = Epochs()
+    make_runner(train_cfg={"max_epochs": 1}, val_cfg=None, custom_hooks=[epochs]).train()
+    assert epochs.validated == [1]
+
+
 class Stages(Hook):
     """Keeps the order of stages."""
 

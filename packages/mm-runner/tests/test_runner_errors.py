@@ -42,9 +42,9 @@ def test_an_unknown_model_wrapper_names_what_there_is(make_runner):
         ),
         (
             {"val_evaluator": None, "val_cfg": None},
-            r"val_dataloader was given without val_cfg and val_evaluator",
+            r"val_dataloader was given without val_evaluator",
         ),
-        ({"test_evaluator": {}}, r"test_evaluator was given without test_dataloader and test_cfg"),
+        ({"test_evaluator": {}}, r"test_evaluator was given without test_dataloader"),
         (
             {
                 "train_dataloader": None,

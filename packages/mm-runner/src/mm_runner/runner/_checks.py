@@ -64,17 +64,21 @@ def check_run(
     checked = checked_cfg(cfg, runner)
     phases = {}
     for phase, last in (("train", "optim_wrapper"), ("val", None), ("test", None)):
-        names = (f"{phase}_dataloader", f"{phase}_cfg", last or f"{phase}_evaluator")
+        loop = f"{phase}_cfg"
+        names = (f"{phase}_dataloader", loop, last or f"{phase}_evaluator")
         given = [name for name in names if arguments.get(name) is not None]
         missing = [name for name in names if name not in given]
-        if phase != "train" and given == [f"{phase}_cfg"]:  # OpenMMLab's configs inherit it
-            given = []
-        elif given and missing:
+        if phase != "train":  # its loop has defaults; configs that inherit it alone want none
+            missing = [name for name in missing if name != loop]
+            given = [] if given == [loop] else given
+        if given and missing:
             raise ConfigError(
                 f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "
                 f"{' and '.join(missing)}; {', '.join(names)} belong together: give all or none."
             )
         phases[phase] = {name: arguments[name] for name in given}
+        if given:
+            phases[phase].setdefault(loop, {})
     if arguments.get("param_scheduler") is not None and not phases["train"]:
         raise ConfigError("param_scheduler was given without optim_wrapper; give both, or neither.")
     validate_run(arguments, checked, runner)

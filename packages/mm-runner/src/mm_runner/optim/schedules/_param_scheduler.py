@@ -135,14 +135,18 @@ class ParamScheduler:
         if not (isinstance(kind, type) and issubclass(kind, Shape)):
             bases = [base.__name__ for base in getattr(kind, "__mro__", ())]
             has_window = "_ParamScheduler" in bases  # MMEngine's
-            if factor != 1 and not (has_window and len(arguments) == 1):
+            if factor != 1 and not hasattr(kind, "build_iter_from_epoch"):
                 raise ConfigError(
                     f"{where}.convert_to_iter_based: it does not convert {name!r}; write "
                     "its arguments in iterations, with by_epoch=False."
                 )
-            if has_window:
+            if has_window and factor == 1:
                 length = self.end - self.begin
                 arguments |= {"begin": 0, "end": length, "by_epoch": self.by_epoch}
+            elif has_window:
+                length = (self.end - self.begin) // factor
+                arguments |= {"begin": 0, "end": length, "epoch_length": factor}
+                arguments["type"] = kind.build_iter_from_epoch
             return "lr", TorchSchedule(self.optimizer, arguments, where)
         del arguments["type"]
         setting = setting or arguments.pop("param_name", None)
