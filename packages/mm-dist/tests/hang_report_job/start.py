@@ -15,6 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
+import torch.distributed.fsdp  # noqa: F401 (DDP imports it)
+
 import mm_dist  # noqa: F401 (so that no rank has to)
 
 FOLDER = Path(sys.argv[1])
