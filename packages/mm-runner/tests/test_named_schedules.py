@@ -1,4 +1,4 @@
-"""Schedules as classes: in scripts, in configs, and as bases of a user's own."""
+"""Schedule classes: used in scripts, in configs, and as base classes."""
 
 import pytest
 import torch

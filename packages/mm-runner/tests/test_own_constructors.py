@@ -1,4 +1,4 @@
-"""Constructors of a user's own, which derive from ours as from MMEngine's."""
+"""Optimizer constructors that subclass DefaultOptimWrapperConstructor."""
 
 import pytest
 from torch import nn
