@@ -56,18 +56,42 @@ PEERS = (
     "mmengine==0.10.7",
     "transformers==5.23.0",
 )
-# MMEngine and a library, with the newest of what they import that they still work with.
+# MMEngine with a library, and their maintained fork, each with the newest of what they import that
+# they still work with. Two of the fork's libraries name requirements that cannot be met together.
 LIBRARIES_TORCH = "2.14.1"
-LIBRARIES = (
-    "torchvision==0.29.1",
-    "setuptools<81",
-    "mmengine==0.10.7",
-    "mmcv-lite==2.2.0",
-    "mmpretrain[multimodal]==1.2.0",
-    "transformers==4.44.2",
-    "pycocoevalcap==1.2",
-    "sentencepiece==0.2.1",
-)
+LIBRARIES = {
+    "mmengine": (
+        "torchvision==0.29.1",
+        "setuptools<81",
+        "mmengine==0.10.7",
+        "mmcv-lite==2.2.0",
+        "mmpretrain[multimodal]==1.2.0",
+        "transformers==4.44.2",
+        "pycocoevalcap==1.2",
+        "sentencepiece==0.2.1",
+    ),
+    "onedl": (
+        "torchvision==0.29.1",
+        "setuptools<81",
+        "numpy<2",
+        "onedl-mmengine==0.10.12",
+        "onedl-mmpretrain==1.3.6",
+        "opencv-python<4.12",
+        "imgaug==0.4.0",
+        "scipy",
+        "ftfy",
+        "regex",
+        "prettytable",
+        "pycocotools",
+        "shapely",
+        "six",
+        "terminaltables",
+        "tqdm",
+    ),
+}
+FORKS_MMCV = "onedl-mmcv==2.3.6"
+FORKS_LIBRARIES = ("onedl-mmsegmentation==1.4.2", "onedl-mmdetection==3.5.1")
+CHECKED = {"mmengine": ("mmpretrain",), "onedl": ("mmpretrain", "mmseg", "mmdet")}
 # Files of tests run beside one another.
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
@@ -166,14 +190,17 @@ def clusters(session: nox.Session) -> None:
 
 
 @nox.session
-def libraries(session: nox.Session) -> None:
-    """Train OpenMMLab's libraries with MMEngine installed, and check their configurations."""
-    install_wheels(session, LIBRARIES_TORCH, "pytest>=8", *LIBRARIES)
+@nox.parametrize("engine", [nox.param(name, id=name) for name in LIBRARIES])
+def libraries(session: nox.Session, engine: str) -> None:
+    """Train OpenMMLab's libraries with MMEngine or its fork, and check their configurations."""
+    install_wheels(session, LIBRARIES_TORCH, "pytest>=8", *LIBRARIES[engine])
+    if engine == "onedl":
+        session.install("--no-deps", str(wheel_of_mmcv(session)), *FORKS_LIBRARIES)
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "libraries", *session.posargs)
-    if not session.posargs:
-        table = ROOT / ".nox" / "mmpretrain.md"
-        session.run("python", "libraries/check_configs.py", "mmpretrain", str(table))
+    for package in CHECKED[engine] if not session.posargs else ():
+        table = ROOT / ".nox" / f"{engine}-{package}.md"
+        session.run("python", "libraries/check_configs.py", package, str(table))
 
 
 @nox.session
@@ -283,6 +310,28 @@ def shared_torch(session: nox.Session, torch: str) -> Path:
         # Whole or absent: a session stopped half-way leaves nothing that a later one would use.
         unfinished.rename(site)
     return site
+
+
+def wheel_of_mmcv(session: nox.Session) -> Path:
+    """Return the wheel of the fork's mmcv; built with its operators for the CPU, and kept."""
+    kept = ROOT / ".nox" / "mmcv" / ask_python(session, "import sys; print(sys.version_info[1])")
+    if not list(kept.glob("*.whl")):
+        session.install("ninja", "psutil", "wheel")
+        source = Path(session.create_tmp()) / "mmcv"
+        pip = ("python", "-m", "pip")
+        options = ("--no-deps", "--no-build-isolation", "--no-binary=:all:")
+        session.run(*pip, "download", *options, f"-d{source}", FORKS_MMCV)
+        (archive,) = source.glob("*.tar.gz")
+        session.run("tar", f"--directory={source}", "-xzf", str(archive), external=True)
+        setup = source / archive.name.removesuffix(".tar.gz") / "setup.py"
+        text = setup.read_text(encoding="utf-8")
+        # The headers of torch since 2.14 are C++20.
+        setup.write_text(text.replace("-std=c++17", "-std=c++20"), encoding="utf-8")
+        environment = {"MMCV_WITH_OPS": "1", "FORCE_CPU": "1"}
+        options = ("--no-deps", "--no-build-isolation", f"-w{kept}")
+        session.run(*pip, "wheel", *options, str(setup.parent), env=environment)
+    (wheel,) = kept.glob("*.whl")
+    return wheel
 
 
 def ask_python(session: nox.Session, program: str) -> str:
