@@ -6,7 +6,7 @@ from toy import RecordRates
 
 from mm_amp import OptimWrapper
 from mm_runner import ComponentNotFoundError, ConfigError
-from mm_runner.optim import ParamScheduler, build_param_schedulers
+from mm_runner.optim import build_param_scheduler, build_param_schedulers
 
 WARM_UP = {"type": "LinearLR", "start_factor": 0.25, "by_epoch": False, "begin": 0, "end": 4}
 
@@ -32,7 +32,7 @@ def rates_of(optimizer, *schedulers, steps):
 
 
 def make(optimizer, cfg, *, num_epochs=10, num_iters=100):
-    return ParamScheduler(optimizer, cfg, num_epochs=num_epochs, num_iters=num_iters)
+    return build_param_scheduler(optimizer, cfg, num_epochs=num_epochs, num_iters=num_iters)
 
 
 @pytest.mark.parametrize("begin", [0, 3])

@@ -12,9 +12,19 @@ from ._optim_wrapper import (
     named_wrappers,
     scale_lr,
 )
-from .schedules import FAMILIES, ParamScheduler, Shape, build_param_schedulers, named_schedulers
-from .schedules._named import INF, LRSchedulerMixin, MomentumSchedulerMixin, named_class
-from .schedules._named import Schedule as _ParamScheduler
+from .schedules import (
+    FAMILIES,
+    INF,
+    LRSchedulerMixin,
+    MomentumSchedulerMixin,
+    ParamScheduler,
+    build_param_scheduler,
+    build_param_schedulers,
+    named_class,
+    named_schedulers,
+)
+
+_ParamScheduler = ParamScheduler  # MMEngine's name
 
 __all__ = [
     "INF",
@@ -26,9 +36,9 @@ __all__ = [
     "OptimWrapper",
     "OptimWrapperDict",
     "ParamScheduler",
-    "Shape",
     "_ParamScheduler",
     "build_optim_wrapper",
+    "build_param_scheduler",
     "build_param_schedulers",
     "holds_gradients",
     "named_schedulers",

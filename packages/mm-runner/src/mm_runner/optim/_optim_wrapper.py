@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from mm_amp import OptimWrapper, OptimWrapperDict
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
-from mm_runner.registry import OPTIM_WRAPPER_CONSTRUCTORS, build_from_cfg, check_cfg, is_bridged
+from mm_runner.registry import (
+    OPTIM_WRAPPER_CONSTRUCTORS,
+    build_from_cfg,
+    check_cfg,
+    derives_from_library,
+)
 
 from ._constructors import DefaultOptimWrapperConstructor
 
@@ -64,7 +69,7 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     if getattr(component, "__init__", None) is DefaultOptimWrapperConstructor.__init__:
         settings["where"] = where
     settings["type"] = component
-    if any(map(is_bridged, getattr(component, "__mro__", ()))):
+    if derives_from_library(component):
         # Derived from MMEngine's: it makes the parameter groups, and the wrapper is ours.
         own = {"type": "OptimWrapper", "optimizer": arguments.get("optimizer")}
         theirs = build_from_cfg(

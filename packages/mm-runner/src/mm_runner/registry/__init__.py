@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from mm_runner._torch_private import scheduler_base
 
-from ._bridges import adopt, is_bridged, prepare_libraries
+from ._bridges import adopt, derives_from_library, prepare_libraries
 from ._build import (
     build_from_cfg,
     check_arguments,
@@ -61,8 +61,8 @@ __all__ = [
     "check_cfg",
     "check_section",
     "check_type",
+    "derives_from_library",
     "init_default_scope",
-    "is_bridged",
     "need_mapping",
     "origins",
     "prepare_libraries",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     FindLogger = Callable[[], logging.Logger | None]
 
-__all__ = ["Bridge", "adopt", "bridges", "is_bridged", "prepare_libraries"]
+__all__ = ["Bridge", "adopt", "bridges", "derives_from_library", "is_bridged", "prepare_libraries"]
 
 
 class Bridge(Protocol):
@@ -80,10 +80,14 @@ def is_bridged(component: Any) -> bool:
     return library in sys.modules and library in [one.name for one in _entries()]
 
 
+def derives_from_library(kind: Any) -> bool:
+    """Return whether a class or one of its bases is part of a library that a bridge serves."""
+    return any(map(is_bridged, getattr(kind, "__mro__", ())))
+
+
 def adopt(kind: str, value: Any) -> Any:
     """Return a component of another library as one of this package, and any other as it is."""
-    libraries = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    if libraries.isdisjoint(one.name for one in _entries()):
+    if not derives_from_library(type(value)):
         return value
     for _, bridge in bridges():
         value = bridge.adopt(kind, value)

@@ -16,7 +16,7 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
-from mm_runner.registry import LOOPS, build_from_cfg, init_default_scope, is_bridged
+from mm_runner.registry import LOOPS, build_from_cfg, derives_from_library, init_default_scope
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import check_train_loop
 
@@ -130,7 +130,7 @@ class Recipe:
             where = f"{phase}_evaluator"
             named = LOOPS.resolve(arguments.get("type", kind))
             # A loop derived from MMEngine's builds the evaluator itself.
-            if any(map(is_bridged, getattr(named, "__mro__", ()))):
+            if derives_from_library(named):
                 given["evaluator"] = configured[where]
             else:
                 with _building(_PartOfRun(where)):

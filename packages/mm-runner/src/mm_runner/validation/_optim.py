@@ -20,8 +20,9 @@ from mm_runner.optim import (
     MultiOptimWrapperConstructor,
     ParamScheduler,
     build_optim_wrapper,
+    build_param_scheduler,
 )
-from mm_runner.optim.schedules import own_class
+from mm_runner.optim.schedules import is_users_class, schedule_class
 from mm_runner.registry import (
     OPTIM_WRAPPER_CONSTRUCTORS,
     OPTIM_WRAPPERS,
@@ -124,8 +125,8 @@ def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
         group.setdefault(str(cfg.get("param_name")), 0.1)
     is_number = isinstance(num_epochs, int) and num_epochs > 0
     length = {"num_epochs": num_epochs if is_number else _ENDLESS, "num_iters": _ENDLESS}
-    if own_class(cfg, where) is None:  # a user's may need the optimizer of the run
-        _try_to_build(ParamScheduler, optimizer, cfg, **length, where=where)
+    if not is_users_class(schedule_class(cfg, where)):  # it may need the optimizer of the run
+        _try_to_build(build_param_scheduler, optimizer, cfg, **length, where=where)
 
 
 def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:

@@ -1,13 +1,31 @@
 """Schedules of learning rates, momenta and any other setting of the optimizer."""
 
-from ._families import FAMILIES, Shape
-from ._param_scheduler import ParamScheduler, build_param_schedulers, named_schedulers, own_class
+from ._build import (
+    build_param_scheduler,
+    build_param_schedulers,
+    is_users_class,
+    named_schedulers,
+    schedule_class,
+)
+from ._families import FAMILIES
+from ._param_scheduler import (
+    INF,
+    LRSchedulerMixin,
+    MomentumSchedulerMixin,
+    ParamScheduler,
+    named_class,
+)
 
 __all__ = [
     "FAMILIES",
+    "INF",
+    "LRSchedulerMixin",
+    "MomentumSchedulerMixin",
     "ParamScheduler",
-    "Shape",
+    "build_param_scheduler",
     "build_param_schedulers",
+    "is_users_class",
+    "named_class",
     "named_schedulers",
-    "own_class",
+    "schedule_class",
 ]

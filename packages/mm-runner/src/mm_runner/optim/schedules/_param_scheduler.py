@@ -1,188 +1,255 @@
-"""Schedules of one setting of an optimizer, and how a run builds them."""
+"""Schedules of one setting of an optimizer, under MMEngine's names."""
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from typing_extensions import override
 
-import mm_dist
-from mm_amp import OptimWrapperDict
-from mm_runner.errors import CheckpointError, ComponentNotFoundError, ConfigError, did_you_mean
+from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.evaluator import score_of
-from mm_runner.registry import PARAM_SCHEDULERS, check_arguments
 
 from ._families import FAMILIES, ReduceOnPlateau, Shape
-from ._torch_schedule import TorchSchedule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["ParamScheduler", "build_param_schedulers", "named_schedulers", "own_class"]
+__all__ = [
+    "INF",
+    "FamilySchedule",
+    "LRSchedulerMixin",
+    "MomentumSchedulerMixin",
+    "ParamScheduler",
+    "is_plain",
+    "named_class",
+]
 
-_WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
+INF = 10**9
 
 
 class ParamScheduler:
     """Changes a setting of the optimizer within the window ``begin <= count < end``.
 
+    It is MMEngine's ``_ParamScheduler``. A subclass overrides ``_get_value()``, which returns a
+    value for each parameter group, from :attr:`last_step`, :attr:`base_values` and the groups of
+    :attr:`optimizer`. Numbers, texts and lists of these among its attributes are saved in
+    checkpoints.
+
     Each step starts from the current value, so several schedules may follow one another or act at
     once, one per iteration and another per epoch. Groups keep the value that schedules started from
-    as ``initial_<setting>``, and the exact value of a tensor as ``scheduled_<setting>``.
+    as ``initial_<param_name>``, and the exact value of a tensor as ``scheduled_<param_name>``.
 
     Args:
-        optimizer: Whose parameter groups are scheduled.
-        cfg: ``dict(type=..., begin=0, end=..., by_epoch=True, **arguments)``. ``type`` is
-            MMEngine's name of a family for the learning rate (``"CosineAnnealingLR"``), the
-            momentum (``"CosineAnnealingMomentum"``: the first beta of an optimizer that has betas
-            instead) or, with ``param_name``, any number of a parameter group
-            (``"CosineAnnealingParamScheduler"``), or the class of that name; or any other class of
-            ``torch.optim.lr_scheduler``. ``convert_to_iter_based=True`` turns a schedule written in
-            epochs into one by iteration.
-        num_epochs: Epochs of the run, the default ``end`` of a schedule by epoch.
-        num_iters: Iterations of the run, the default ``end`` of a schedule by iteration.
-        epoch_length: Iterations of an epoch. Defaults to ``num_iters // num_epochs``.
-        where: Path of ``cfg`` in the configuration, for messages.
+        optimizer: An optimizer, or the wrapper of one.
+        param_name: Number of a parameter group that it changes, such as ``"lr"``; ``"momentum"`` is
+            the first beta of an optimizer that has betas instead.
+        begin: First count that it acts at. Defaults to 0.
+        end: First count that it does not act at any more. Defaults to ``INF``.
+        last_step: Last step done; the next one is set at once. Defaults to -1: none.
+        by_epoch: Whether :meth:`step` is to be called after each epoch, else after each iteration.
+        verbose: No effect; log lines have the learning rate.
 
     Attributes:
-        optimizer: See above.
-        by_epoch: Whether :meth:`step` is to be called after each epoch, else after each iteration.
-        count: Steps taken, from 0; the schedule acts from ``begin`` until before ``end``.
-        setting: Name of what it changes, such as ``"lr"``.
+        optimizer: The optimizer itself.
+        count: Steps taken, from 0.
         monitor: Name of the metric that it follows, or ``None``.
         need_val_args: Whether it follows a metric, by :meth:`follow`.
-        where: Path of the config.
+        where: Path of its config, for messages.
 
     Raises:
-        ConfigError: If the window is empty or an argument does not fit.
-        ComponentNotFoundError: If ``type`` names nothing.
+        ConfigError: If ``0 <= begin < end`` does not hold, the groups lack the setting, or they
+            lack its initial value and ``last_step`` is given.
     """
+
+    where: str = ""
+    monitor: str | None = None
+    need_val_args = False
 
     def __init__(
         self,
         optimizer: Optimizer,
-        cfg: Mapping[str, Any],
-        *,
-        num_epochs: int,
-        num_iters: int,
-        epoch_length: int | None = None,
-        where: str = "param_scheduler",
+        param_name: str,
+        begin: int = 0,
+        end: int = INF,
+        last_step: int = -1,
+        by_epoch: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
+        verbose: bool = False,  # noqa: ARG002, FBT001, FBT002
     ) -> None:
-        if cfg.get("type") is None:
+        self.where, self.param_name = self.where or type(self).__name__, param_name
+        if not 0 <= begin < end:
             raise ConfigError(
-                f"{where}: the key 'type' is missing; given: "
-                f"{', '.join(map(repr, cfg)) or 'nothing'}. It names a schedule: "
-                f"{', '.join(FAMILIES)}, or a class of torch.optim.lr_scheduler."
+                f"{self.where}: begin={begin} and end={end} were given; 0 <= begin < end is needed."
             )
-        self.optimizer, self.where, self.count = optimizer, where, 0
-        arguments = dict(cfg)
-        window = {name: arguments.pop(name) for name in _WINDOW if name in cfg}
-        check_arguments(self._set_window, window, where, is_partial=True)
-        factor = self._set_window(num_epochs, num_iters, epoch_length, **window)
-        self._start(*self._build_course(arguments, factor))
-
-    def _start(self, setting: str, course: Any) -> None:
-        """Check that every group has the setting, and set its first value."""
-        self.setting, self._course = setting, course
-        self.monitor = getattr(course, "monitor", None)
-        self.need_val_args = isinstance(course, ReduceOnPlateau)
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)
+        self.begin, self.end, self.by_epoch, self.count = begin, end, by_epoch, last_step + 1
+        self._has_own_end, self._epoch_length = True, 1
         for group in self.optimizer.param_groups:
+            if last_step != -1 and f"initial_{param_name}" not in group:
+                raise ConfigError(
+                    f"{self.where}: last_step={last_step} was given, and parameter groups have no "
+                    f"'initial_{param_name}'. Load the state of the optimizer first."
+                )
             if not _is_number(self._value(group)):
                 numbers = ", ".join(key for key, value in group.items() if _is_number(value))
                 raise ConfigError(
-                    f"{self.where}: {setting!r} is to be scheduled, and the parameter groups of "
+                    f"{self.where}: {param_name!r} is to be scheduled, and the parameter groups of "
                     f"{type(self.optimizer).__name__} have no such number; they have {numbers}."
                 )
             self._read(group)  # before another schedule changes the initial value
         self._advance()
 
-    def _set_window(
-        self,
-        num_epochs: int,
-        num_iters: int,
-        epoch_length: int | None,
-        *,
+    @classmethod
+    def build_iter_from_epoch(
+        cls,
+        *args: Any,
         begin: int = 0,
-        end: int | None = None,
+        end: int = INF,
         by_epoch: bool = True,
-        convert_to_iter_based: bool = False,
-        verbose: Any = False,  # noqa: ARG002 - MMEngine's
-    ) -> int:
-        """Set the window; return what arguments that count epochs are to be multiplied by."""
-        converts = by_epoch and convert_to_iter_based
-        self.by_epoch = by_epoch and not converts
-        factor = (epoch_length or num_iters // max(num_epochs, 1)) if converts else 1
-        of_run = num_epochs if self.by_epoch else num_iters
-        self.begin, self.end = begin * factor, of_run if end is None else end * factor
-        if not 0 <= self.begin < self.end:
-            unit = "epoch(s)" if self.by_epoch else "iteration(s)"
+        epoch_length: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Build one that counts iterations, from arguments that count epochs of ``epoch_length``.
+
+        Raises:
+            ConfigError: If ``by_epoch`` is false, or ``epoch_length`` is no positive number.
+        """
+        if not by_epoch or not epoch_length or epoch_length < 0:
             raise ConfigError(
-                f"{self.where}: begin={begin} and end={end} were given, and the run ends after "
-                f"{of_run:,} {unit}; 0 <= begin < end is needed."
+                f"build_iter_from_epoch: by_epoch={by_epoch} and epoch_length={epoch_length} were "
+                "given; by_epoch=True and a positive number are needed."
             )
-        # Without an end of its own it follows every metric: a run by iterations counts one epoch,
-        # when it ends, and may be resumed with more iterations.
-        self._has_own_end = end is not None
-        self._epoch_length = epoch_length or num_iters // max(num_epochs, 1)
-        return factor
+        kwargs["end"] = end if end == INF else end * epoch_length
+        build: Any = cls
+        return build(*args, begin=begin * epoch_length, by_epoch=False, **kwargs)
 
-    def _build_course(self, arguments: dict[str, Any], factor: int) -> tuple[str, Any]:
-        """Return the name of the setting, and what computes its values."""
-        name, where = arguments["type"], self.where
-        kind, setting = _resolve(name, where)
-        if not (isinstance(kind, type) and issubclass(kind, Shape)):
-            bases = [base.__name__ for base in getattr(kind, "__mro__", ())]
-            has_window = "_ParamScheduler" in bases  # MMEngine's
-            if factor != 1 and not hasattr(kind, "build_iter_from_epoch"):
-                raise ConfigError(
-                    f"{where}.convert_to_iter_based: it does not convert {name!r}; write "
-                    "its arguments in iterations, with by_epoch=False."
-                )
-            if has_window and factor == 1:
-                length = self.end - self.begin
-                arguments |= {"begin": 0, "end": length, "by_epoch": self.by_epoch}
-            elif has_window:
-                length = (self.end - self.begin) // factor
-                arguments |= {"begin": 0, "end": length, "epoch_length": factor}
-                arguments["type"] = kind.build_iter_from_epoch
-            return "lr", TorchSchedule(self.optimizer, arguments, where)
-        del arguments["type"]
-        setting = setting or arguments.pop("param_name", None)
-        check_arguments(kind, arguments, where, name=getattr(name, "__name__", name))
-        try:
-            course = kind(**kind.in_iters(arguments, factor))
-        except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: {error}") from error
-        course.length = self.end - self.begin
-        return setting, course
+    @property
+    def last_step(self) -> int:
+        """Step within the window, from 0; -1 before it."""
+        return max(min(self.count, self.end - 1) - self.begin, -1)
 
-    def step(self) -> None:
-        """Count one epoch or iteration, and change the value if inside the window."""
+    @property
+    def base_values(self) -> list[float]:
+        """Values of the parameter groups before any schedule acted on them."""
+        return [self._read(group)[1] for group in self.optimizer.param_groups]
+
+    def of_run(self, where: str, epoch_length: int, *, has_own_end: bool) -> None:
+        """Tell its place in a run: path of the config, length of an epoch, whether it gives an end.
+
+        Without an end of its own it follows every metric: a run by iterations counts one epoch,
+        when it ends, and may be resumed with more iterations.
+        """
+        self.where, self._epoch_length, self._has_own_end = where, epoch_length, has_own_end
+
+    def step(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """Count one epoch or iteration; or with ``metrics``, which some follow, a validation."""
+        if metrics is not None:
+            self.follow(metrics)
+            return
         self.count += 1
         self._advance()
 
     def _advance(self) -> None:
-        if not self.begin <= self.count < self.end:
-            return
-        if isinstance(self._course, TorchSchedule):
-            self._course.advance(self.count - self.begin)
-            return
-        for group, value in zip(self.optimizer.param_groups, self._get_value(), strict=True):
-            self._write(group, float(value))
+        """Set the values of the present count if it is inside the window."""
+        if self.begin <= self.count < self.end:
+            for group, value in zip(self.optimizer.param_groups, self._get_value(), strict=True):
+                self._write(group, float(value))
 
     def _get_value(self) -> Sequence[float]:
         """Return the value of each parameter group at the present step."""
-        step, groups = self.count - self.begin, self.optimizer.param_groups
-        return [self._course.value(step, *self._read(group)) for group in groups]
+        raise NotImplementedError("A schedule overrides _get_value().")
 
     def get_last_value(self) -> list[Any]:
         """Return the present value of each parameter group."""
         return [self._value(group) for group in self.optimizer.param_groups]
 
     def follow(self, metrics: Mapping[str, Any]) -> None:
-        """Update a schedule that :attr:`need_val_args` from the metrics of a validation.
+        """Update a schedule that :attr:`need_val_args` from the metrics of a validation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and a subclass's own attributes, in primitives."""
+        return {
+            "count": self.count,
+            "scheduler": {},
+            "length": self.end - self.begin,
+            "epoch_length": self._epoch_length,
+            "attributes": self._own_attributes(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the position. The values themselves are the optimizer's state."""
+        if not {"count", "scheduler"} <= state_dict.keys():
+            raise CheckpointError(
+                f"{self.where}: the checkpoint's state has the keys "
+                f"{', '.join(map(str, state_dict)) or 'none'}; count and scheduler are needed."
+            )
+        self.count = state_dict["count"]
+        saved = state_dict.get("attributes", {})
+        for name in saved.keys() & self._own_attributes().keys():
+            setattr(self, name, saved[name])
+
+    def _own_attributes(self) -> dict[str, Any]:
+        own = vars(self).items()
+        return {name: one for name, one in own if name not in _OURS and is_plain(one)}
+
+    def _value(self, group: Mapping[str, Any]) -> Any:
+        if self.param_name == "momentum" and "momentum" not in group and "betas" in group:
+            return group["betas"][0]
+        return group.get(self.param_name)
+
+    def _read(self, group: dict[str, Any]) -> tuple[float, float]:
+        """Return the current value of a group, and the one that schedules started from."""
+        current = self._value(group)
+        if isinstance(current, Tensor):  # read once: it waits for the device, and is less exact
+            exact = f"scheduled_{self.param_name}"
+            if exact not in group:
+                group[exact] = float(current)
+            current = group[exact]
+        return float(current), float(group.setdefault(f"initial_{self.param_name}", float(current)))
+
+    def _write(self, group: dict[str, Any], value: float) -> None:
+        current = self._value(group)
+        if isinstance(current, Tensor):
+            group[f"scheduled_{self.param_name}"] = value
+            current.fill_(value)
+        elif self.param_name in group:
+            group[self.param_name] = value
+        else:
+            group["betas"] = (value, *group["betas"][1:])
+
+
+class FamilySchedule(ParamScheduler):
+    """Schedule of a family; the arguments of the family come after ``param_name``."""
+
+    family: type[Shape]
+
+    def __init__(self, optimizer: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
+        window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
+        self._course = self.family(*args, **kwargs)
+        self._course.length = window.get("end", INF) - window.get("begin", 0)
+        for name in inspect.signature(self.family).parameters:
+            setattr(self, name, getattr(self._course, name))
+        super().__init__(optimizer, param_name, **window)
+
+    @classmethod
+    @override
+    def build_iter_from_epoch(
+        cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
+    ) -> Any:
+        kwargs = cls.family.in_iters(kwargs, epoch_length or 1)
+        return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
+
+    @override
+    def _get_value(self) -> Sequence[float]:
+        step, groups = self.count - self.begin, self.optimizer.param_groups
+        return [self._course.value(step, *self._read(group)) for group in groups]
+
+    @override
+    def follow(self, metrics: Mapping[str, Any]) -> None:
+        """Update from the metrics of a validation.
 
         Raises:
             ConfigError: If the metric that it follows is not among them, or no number.
@@ -201,198 +268,79 @@ class ParamScheduler:
                 if current - new > plateau.eps:
                     self._write(group, new)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, in primitives; arguments are not repeated."""
-        is_torchs = isinstance(self._course, TorchSchedule)
-        state = self._course.state_dict() if is_torchs else dict(self._course.state)
-        return {
-            "count": self.count,
-            "scheduler": state,
-            "length": self.end - self.begin,
-            "epoch_length": self._epoch_length,
-        }
+        return {**super().state_dict(), "scheduler": dict(self._course.state)}
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the position. The values themselves are the optimizer's state.
 
         A schedule that fills a longer run than the one it was saved in keeps its :attr:`end`: part
         of its course is done, and the rest of another one does not follow from it.
         """
-        if not {"count", "scheduler"} <= state_dict.keys():
-            raise CheckpointError(
-                f"{self.where}: the checkpoint's state has the keys "
-                f"{', '.join(map(str, state_dict)) or 'none'}; count and scheduler are needed."
-            )
-        self.count, state = state_dict["count"], state_dict["scheduler"]
-        if isinstance(self._course, TorchSchedule):
-            self._course.load_state_dict(state)
-            return
-        self._course.state = {name: state[name] for name in self._course.state}
-        length = state_dict.get("length", self._course.length)
+        super().load_state_dict(state_dict)
+        course, state = self._course, state_dict["scheduler"]
+        course.state = {name: state[name] for name in course.state}
+        length = state_dict.get("length", course.length)
         if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
             length = round(length * self._epoch_length / state_dict["epoch_length"])
-        if self._course.fills_window and not self._has_own_end:
-            self._course.length = min(length, self._course.length)
-            self.end = self.begin + self._course.length
+        if course.fills_window and not self._has_own_end:
+            course.length = min(length, course.length)
+            self.end = self.begin + course.length
 
-    def _value(self, group: Mapping[str, Any]) -> Any:
-        if self.setting == "momentum" and "momentum" not in group and "betas" in group:
-            return group["betas"][0]
-        return group.get(self.setting)
-
-    def _read(self, group: dict[str, Any]) -> tuple[float, float]:
-        """Return the current value of a group, and the one that schedules started from."""
-        current = self._value(group)
-        if isinstance(current, Tensor):  # read once: it waits for the device, and is less exact
-            exact = f"scheduled_{self.setting}"
-            if exact not in group:
-                group[exact] = float(current)
-            current = group[exact]
-        return float(current), float(group.setdefault(f"initial_{self.setting}", float(current)))
-
-    def _write(self, group: dict[str, Any], value: float) -> None:
-        current = self._value(group)
-        if isinstance(current, Tensor):
-            group[f"scheduled_{self.setting}"] = value
-            current.fill_(value)
-        elif self.setting in group:
-            group[self.setting] = value
-        else:
-            group["betas"] = (value, *group["betas"][1:])
+    @override
+    def _own_attributes(self) -> dict[str, Any]:
+        arguments = inspect.signature(self.family).parameters
+        return {k: v for k, v in super()._own_attributes().items() if k not in arguments}
 
 
-def build_param_schedulers(
-    optim_wrapper: Any,
-    cfg: Any,
-    *,
-    num_epochs: int,
-    num_iters: int,
-    epoch_length: int | None = None,
-) -> list[ParamScheduler] | dict[str, list[ParamScheduler]]:
-    """Build every scheduler of ``cfg``.
+class LRSchedulerMixin:
+    """Makes a schedule of any setting one of the learning rate; it stands before its class."""
 
-    Args:
-        optim_wrapper: An optimizer wrapper, or an ``OptimWrapperDict``.
-        cfg: ``None``, one config (or a ready :class:`ParamScheduler`), or a list of these. For an
-            ``OptimWrapperDict`` that is for each of its wrappers; or a dict of these by name.
-        num_epochs: See :class:`ParamScheduler`.
-        num_iters: See there.
-        epoch_length: See there.
+    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(optimizer, "lr", *args, **kwargs)  # type: ignore[call-arg]
 
-    Returns:
-        The schedulers; for an ``OptimWrapperDict``, by the name of the wrapper.
 
-    Raises:
-        ConfigError: If ``cfg`` is something else or does not fit.
+class MomentumSchedulerMixin:
+    """The same for the momentum, or the first beta of an optimizer that has betas instead."""
+
+    def __init__(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(optimizer, "momentum", *args, **kwargs)  # type: ignore[call-arg]
+
+
+_MIXINS = {"lr": LRSchedulerMixin, "momentum": MomentumSchedulerMixin}
+_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
+# Attributes that no checkpoint needs.
+_OURS = {"where", "param_name", "begin", "end", "by_epoch", "count"}
+_OURS |= {"_has_own_end", "_epoch_length"}
+
+
+@cache
+def named_class(name: str) -> type[FamilySchedule]:
+    """Return the class of a name of ``FAMILIES``; those of one setting derive from the general one.
+
+    Its arguments are ``optimizer``, ``param_name`` for the general one, those of the family, and by
+    keyword the others of :class:`ParamScheduler`.
     """
-    run = {"num_epochs": num_epochs, "num_iters": num_iters, "epoch_length": epoch_length}
-    if not isinstance(optim_wrapper, OptimWrapperDict):
-        return _build_list(optim_wrapper.optimizer, cfg, "param_scheduler", run)
-    if not isinstance(cfg, Mapping) or "type" in cfg:
-        cfg = dict.fromkeys(optim_wrapper, cfg)
-    for name in cfg:
-        if name not in optim_wrapper:
-            raise ConfigError(
-                f"param_scheduler.{name}: there is no optim wrapper of this name; there is "
-                f"{', '.join(optim_wrapper)}.{did_you_mean(str(name), optim_wrapper)}"
-            )
-    return {
-        name: _build_list(wrapper.optimizer, cfg.get(name), f"param_scheduler.{name}", run)
-        for name, wrapper in optim_wrapper.items()
+    family, setting = FAMILIES[name]
+    bases: tuple[type, ...] = (FamilySchedule,)
+    if setting is not None:
+        bases = (_MIXINS[setting], named_class(f"{family.__name__}ParamScheduler"))
+    content = {
+        "family": family,
+        "need_val_args": issubclass(family, ReduceOnPlateau),
+        "__doc__": family.__doc__,
+        "__module__": "mm_runner.optim",
     }
+    return type(name, bases, content)
 
 
-def _build_one(
-    optimizer: Optimizer,
-    cfg: Mapping[str, Any],
-    *,
-    num_epochs: int,
-    num_iters: int,
-    epoch_length: int | None = None,
-    where: str,
-) -> ParamScheduler:
-    """Build one scheduler; arguments and errors are those of :class:`ParamScheduler`.
-
-    A class of a user is called with ``optimizer`` and the arguments of ``cfg``, and ``end``: by
-    default the end of the run.
-    """
-    kind = own_class(cfg, where)
-    if kind is None:
-        run: Any = {"num_epochs": num_epochs, "num_iters": num_iters, "epoch_length": epoch_length}
-        return ParamScheduler(optimizer, cfg, where=where, **run)
-    of_run = num_epochs if cfg.get("by_epoch", True) else num_iters
-    arguments = {"end": of_run, **cfg, "optimizer": optimizer}
-    del arguments["type"]
-    build: Any = kind
-    if arguments.pop("convert_to_iter_based", False) and cfg.get("by_epoch", True):
-        build = kind.build_iter_from_epoch
-        arguments["epoch_length"] = epoch_length or num_iters // max(num_epochs, 1)
-    check_arguments(build, arguments, where, name=kind.__name__)
-    try:
-        schedule: ParamScheduler = build(**arguments)
-    except (ConfigError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
-    schedule.where, schedule._has_own_end = where, "end" in cfg  # noqa: SLF001
-    schedule._epoch_length = epoch_length or num_iters // max(num_epochs, 1)  # noqa: SLF001
-    return schedule
-
-
-def own_class(cfg: Mapping[str, Any], where: str) -> Any:
-    """Return the class that ``type`` names if it is a user's, derived from ours, else ``None``."""
-    kind = _resolve(cfg["type"], where)[0] if cfg.get("type") is not None else None
-    return kind if isinstance(kind, type) and issubclass(kind, ParamScheduler) else None
-
-
-def _resolve(name: Any, where: str) -> tuple[Any, str | None]:
-    """Return the family or class that ``type`` names, and the setting if the name says it."""
-    kind = name
-    if isinstance(name, str):
-        bare = name.removeprefix("mmengine.")
-        if bare in FAMILIES and bare not in PARAM_SCHEDULERS.module_dict:  # a registered name wins
-            return FAMILIES[bare]
-        try:
-            kind = PARAM_SCHEDULERS.get(name, others=list(FAMILIES))
-        except ComponentNotFoundError as error:
-            raise ComponentNotFoundError(f"{where}.type: {error}") from error
-    module, name = getattr(kind, "__module__", None) or "", getattr(kind, "__name__", None)
-    if name in FAMILIES and module.startswith(("mm_runner.optim", "mmengine.optim.")):
-        return FAMILIES[name]
-    return kind, "lr"
-
-
-def _build_list(
-    optimizer: Optimizer, cfg: Any, where: str, run: dict[str, Any]
-) -> list[ParamScheduler]:
-    listed = list(cfg) if isinstance(cfg, Sequence) and not isinstance(cfg, str) else [cfg]
-    schedulers = []
-    for index, one in enumerate(listed if cfg is not None else []):
-        place = f"{where}[{index}]" if len(listed) > 1 else where
-        if isinstance(one, ParamScheduler):
-            schedulers.append(one)
-            continue
-        if not isinstance(one, Mapping):
-            raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
-        schedule = _build_one(optimizer, one, where=place, **run)
-        schedulers.append(schedule)
-        total = one.get("total_steps")
-        of_run = run["num_epochs"] if schedule.by_epoch else run["num_iters"]
-        needed = min(schedule.end, of_run) - schedule.begin
-        is_short = isinstance(total, int) and total < needed
-        if is_short and not one.get("convert_to_iter_based") and mm_dist.is_main_process():
-            unit = "epochs" if schedule.by_epoch else "steps of one batch"
-            warnings.warn(
-                f"{place}: the cycle ends after total_steps={total}, and it acts in {needed} "
-                f"{unit}: the value stays at its end from there. Give total_steps={needed}.",
-                stacklevel=2,
-            )
-    return schedulers
-
-
-def named_schedulers(
-    schedulers: list[ParamScheduler] | dict[str, list[ParamScheduler]],
-) -> dict[str, list[ParamScheduler]]:
-    """Return schedulers by the name of their wrapper; those of the only one under ``""``."""
-    return schedulers if isinstance(schedulers, dict) else {"": schedulers}
+def is_plain(value: Any) -> bool:
+    """Return whether every torch loads a value safely; others are configuration."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _is_number(value: Any) -> bool:
