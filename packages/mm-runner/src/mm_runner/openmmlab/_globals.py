@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmengine.logging import MessageHub, MMLogger
+from mmengine.logging import MessageHub as TheirMessageHub
+from mmengine.logging import MMLogger
 from mmengine.registry import VISBACKENDS, VISUALIZERS, DefaultScope
 from mmengine.visualization import Visualizer  # registers it and its back ends
 from typing_extensions import override
 
-from mm_runner.hooks import Hook
+from mm_runner.reporting import MessageHub
 
 if TYPE_CHECKING:
     from mm_runner.registry._bridges import FindLogger
-    from mm_runner.run_view import RunView
 
 __all__ = ["begin"]
 
 _numbers = count(1)
-_FACTS = ("epoch", "iter", "max_epochs", "max_iters", "seed", "experiment_name", "loop_stage")
 
 
-def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
+def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> None:
     """Create MMEngine's default scope, logger, message hub and visualiser for a run."""
     name = f"mm-runner-{next(_numbers)}"
     DefaultScope.get_instance(name, scope_name=arguments["default_scope"])
     logger = MMLogger.get_instance(name)
     logger.handlers = [_ToLogOfRun(find_logger)]
-    hub = MessageHub.get_instance(name)
+    hub = TheirMessageHub.get_instance(name)
+    hub.get_info = partial(_fact, hub.runtime_info)
     visualizer = {"type": Visualizer, **(arguments.get("visualizer") or {}), "name": name}
     if visualizer.get("vis_backends"):  # what it draws, images too, is kept in files at least
         backends = [one for one in visualizer["vis_backends"] if _is_theirs(one)]
         visualizer["vis_backends"] = backends or [{"type": "LocalVisBackend"}]
     visualizer["save_dir"] = str(Path(arguments["work_dir"]) / "vis_data")
     VISUALIZERS.build(visualizer)
-    return [_InfoHook(hub)]
+
+
+def _fact(set_by_library: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return what library code has set, or else what the message hub of the run knows."""
+    if key in set_by_library:
+        return set_by_library[key]
+    return MessageHub.get_current_instance().get_info(key, default)
 
 
 def _is_theirs(backend: Any) -> bool:
@@ -77,37 +84,3 @@ class _ToLogOfRun(logging.FileHandler):
         logger = self._find_logger()
         if logger is not None and logger.isEnabledFor(record.levelno):
             logger.handle(record)
-
-
-class _InfoHook(Hook):
-    """Keeps the position of a run in MMEngine's message hub, where library code reads it."""
-
-    priority = "VERY_HIGH"
-
-    def __init__(self, hub: MessageHub) -> None:
-        self._hub = hub
-
-    @override
-    def before_train(self, runner: RunView) -> None:
-        for name in (*_FACTS, "dataset_meta"):
-            self._hub.update_info(name, runner.message_hub.get_info(name))
-
-    @override
-    def before_val(self, runner: RunView) -> None:
-        self._hub.update_info("loop_stage", "val")
-
-    @override
-    def after_val(self, runner: RunView) -> None:
-        self._hub.update_info("loop_stage", runner.message_hub.get_info("loop_stage"))
-
-    @override
-    def before_test(self, runner: RunView) -> None:
-        self._hub.update_info("loop_stage", "test")
-
-    @override
-    def before_train_epoch(self, runner: RunView) -> None:
-        self._hub.update_info("epoch", runner.epoch)
-
-    @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        self._hub.update_info("iter", runner.iter)

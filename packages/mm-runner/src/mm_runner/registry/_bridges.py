@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterator, Mapping
 
-    from mm_runner.hooks import Hook
-
     FindLogger = Callable[[], logging.Logger | None]
 
 __all__ = ["Bridge", "adopt", "bridges", "derives_from_library", "is_bridged", "prepare_libraries"]
@@ -28,8 +26,8 @@ __all__ = ["Bridge", "adopt", "bridges", "derives_from_library", "is_bridged", "
 class Bridge(Protocol):
     """What a bridge to a library provides."""
 
-    def begin(self, arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
-        """Prepare the library's global objects for a Runner's arguments; return hooks to add."""
+    def begin(self, arguments: Mapping[str, Any], find_logger: FindLogger) -> None:
+        """Prepare the library's global objects for a Runner's arguments."""
 
     def find(self, kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
         """Return a component of the library ``scope``, or with ``None`` one that all may use."""
@@ -59,19 +57,15 @@ def bridges() -> Iterator[tuple[str, Bridge]]:
             ) from error
 
 
-def prepare_libraries(arguments: Mapping[str, Any], find_logger: FindLogger) -> list[Hook]:
-    """Prepare the libraries of a run that has a default scope, before its hooks are built.
+def prepare_libraries(arguments: Mapping[str, Any], find_logger: FindLogger) -> None:
+    """Prepare the libraries of a run that has a default scope, before its parts are built.
 
     Args:
         arguments: Those of a Runner.
         find_logger: Returns the logger of the run once there is one.
-
-    Returns:
-        Hooks to add to the run.
     """
-    if arguments.get("default_scope") is None:
-        return []
-    return [hook for _, bridge in bridges() for hook in bridge.begin(arguments, find_logger)]
+    for _, bridge in bridges() if arguments.get("default_scope") is not None else ():
+        bridge.begin(arguments, find_logger)
 
 
 def is_bridged(component: Any) -> bool:

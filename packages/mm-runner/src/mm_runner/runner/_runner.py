@@ -132,10 +132,8 @@ class Runner:
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
-        of_libraries = prepare_libraries(arguments, _logger_finder(self))
+        prepare_libraries(arguments, _logger_finder(self))
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
-        for hook in of_libraries:
-            self.hooks_list.add(hook)
         fix_cublas_workspace(randomness)  # before anything touches the device
         self.setup_env(env_cfg)
         info = self.dist_info
