@@ -18,7 +18,7 @@ from mmengine.registry import (
     OPTIM_WRAPPER_CONSTRUCTORS,
     TRANSFORMS,
 )
-from mmengine.runner import ValLoop
+from mmengine.runner import EpochBasedTrainLoop, ValLoop
 from mmengine.structures import BaseDataElement
 from mmengine.visualization import Visualizer
 from torch import nn
@@ -134,3 +134,12 @@ class Watcher(Hook):
     def after_val_epoch(self, runner, metrics=None):
         self.visualizer.add_image("seen", np.zeros((4, 4, 3), dtype="uint8"), step=runner.iter)
         MMLogger.get_current_instance().info(f"birds: {sorted(metrics)}")
+
+
+@LOOPS.register_module(name="LoudLoop")
+class LoudLoop(EpochBasedTrainLoop):
+    """A training loop that derives from MMEngine's."""
+
+    def run_epoch(self):
+        MMLogger.get_current_instance().info(f"birds: epoch {self.epoch + 1}")
+        super().run_epoch()

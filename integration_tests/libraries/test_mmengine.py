@@ -74,16 +74,19 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_library_trains_validates_and_resumes(folder):
-    told = run(folder, "train", "flights.py", "--amp", "bfloat16")
+@pytest.mark.parametrize("loop", ["EpochBasedTrainLoop", "LoudLoop"])
+def test_a_library_trains_validates_and_resumes(folder, loop):
+    command = ["train", "flights.py", "--amp=bfloat16", f"--cfg-options=train_cfg.type={loop}"]
+    told = run(folder, *command)
     assert "birds: 3 epochs, 8 batches" in told
     assert "birds: ['birds/hits']" in told
+    assert told.count("birds: epoch") == (3 if loop == "LoudLoop" else 0)
     whole = torch.load(folder / "work" / "epoch_3.pth", weights_only=True)["state_dict"]
     assert list((folder / "work").glob("best_birds_hits*.pth"))
     assert list((folder / "work" / "vis_data").rglob("seen_*.png"))
     (folder / "work" / "epoch_3.pth").unlink()
     (folder / "work" / "last_checkpoint").write_text("epoch_2.pth")
-    run(folder, "train", "flights.py", "--amp", "bfloat16", "--resume")
+    assert "Resumed after epoch 2, step 16." in run(folder, *command, "--resume")
     again = torch.load(folder / "work" / "epoch_3.pth", weights_only=True)["state_dict"]
     assert all(torch.equal(again[name], value) for name, value in whole.items())
 

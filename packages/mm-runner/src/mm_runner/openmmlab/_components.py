@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import mmengine.registry as theirs
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook as TheirHook
+from mmengine.runner import BaseLoop as TheirLoop
 from mmengine.structures import BaseDataElement
 
 from mm_runner.hooks import Hook
+from mm_runner.loops import BaseLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +69,7 @@ def find(kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
 
 
 def adopt(kind: str, value: Any) -> Any:
-    """Return a hook or metric of MMEngine as one of this package; others unchanged."""
+    """Return a hook, metric or loop of MMEngine as one of this package; others unchanged."""
     if kind == "hook" and isinstance(value, TheirHook):
         stages = {
             stage: staticmethod(getattr(value, stage)) for stage in value.get_triggered_stages()
@@ -74,6 +77,11 @@ def adopt(kind: str, value: Any) -> Any:
         return type(type(value).__name__, (LibraryHook,), stages)(value)
     if kind == "metric" and isinstance(value, BaseMetric):
         return LibraryMetric(value)
+    if kind == "loop" and isinstance(value, TheirLoop) and hasattr(value, "max_epochs"):
+        # Hooks that write checkpoints act before it counts the step, or the epoch, that is done.
+        value._epochs_done = value._iters_done = 0  # noqa: SLF001
+        value.enter_stage = partial(BaseLoop.enter_stage, value)
+        value.state_dict = partial(BaseLoop.state_dict, value)
     return value
 
 

@@ -16,7 +16,13 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
 from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
-from mm_runner.registry import LOOPS, build_from_cfg, derives_from_library, init_default_scope
+from mm_runner.registry import (
+    LOOPS,
+    adopt,
+    build_from_cfg,
+    derives_from_library,
+    init_default_scope,
+)
 from mm_runner.reporting import writer_configs
 from mm_runner.validation import check_train_loop
 
@@ -135,7 +141,7 @@ class Recipe:
             else:
                 with _building(_PartOfRun(where)):
                     given["evaluator"] = built_by(run, "build_evaluator", configured[where])
-        return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
+        return adopt("loop", build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg"))
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""

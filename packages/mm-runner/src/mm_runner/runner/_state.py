@@ -26,7 +26,7 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.data import DataPosition
 from mm_runner.errors import CheckpointError, MMRunnerError
-from mm_runner.loops import AbstractTrainLoop, BaseLoop, IterBasedTrainLoop
+from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
@@ -224,9 +224,10 @@ class RunState:
     # The loop: counters, position in the data, generators.
 
     def _save_position(self) -> dict[str, Any]:
-        loop = vars(self._runner).get("train_loop")
-        if isinstance(loop, BaseLoop):
-            return loop.state_dict()
+        loop: Any = vars(self._runner).get("train_loop")
+        if hasattr(loop, "enter_stage"):  # it counts what is done
+            state: dict[str, Any] = loop.state_dict()
+            return state
         return {"epoch": self._runner.epoch, "iter": self._runner.iter, "pass": {}}
 
     def _load_position(self, state: Any) -> None:
