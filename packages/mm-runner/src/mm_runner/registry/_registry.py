@@ -195,6 +195,10 @@ class Registry:
         """
         component = self.get(kind) if isinstance(kind, str) else kind
         if not is_bridged(component):
+            scope = DefaultScope.get_current_instance()
+            module = str(getattr(component, "__module__", ""))
+            if component is kind and scope and module.startswith(f"{scope.scope_name}."):
+                note_origin(self.name, component)
             return component
         found = (one.find(getattr(component, "__name__", "")) for one in self.lineage)
         return next((one for one in found if one is not None), component)
