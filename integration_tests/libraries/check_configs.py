@@ -106,7 +106,10 @@ def main():
     files = [
         one.relative_to(root) for one in sorted(root.rglob("*.py")) if "_base_" not in str(one)
     ]
-    rows = {str(file): check_apart(f"{package}::{file}") for file in files}
+    rows = {}
+    for file in files:
+        rows[str(file)] = check_apart(f"{package}::{file}")
+        sys.stdout.write(f"{file}: {rows[str(file)][0]}\n")
     counts = Counter(kind for kind, _ in rows.values())
     lines = [f"# {package}: {len(rows)} configurations", ""]
     lines += [f"* {kind}: {number}" for kind, number in counts.most_common()]
