@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,8 @@ class _Plan:
         if hasattr(torch, "set_default_device"):
             try:
                 with torch.device("meta"):
-                    return build_model(model)
+                    # A model may change its own config, which is used again if this fails.
+                    return build_model(deepcopy(model) if isinstance(model, Mapping) else model)
             except Exception as error:
                 if isinstance(error, MMRunnerError) and error.__cause__ is None:  # the user's
                     raise
