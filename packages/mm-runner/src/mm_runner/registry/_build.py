@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
-from ._scope import DefaultScope
+from ._scope import DefaultScope, in_default_scope
 
 if TYPE_CHECKING:
     from ._registry import Registry
@@ -206,7 +206,9 @@ def check_arguments(
             )
     for parameter in known.values():
         if parameter.name in arguments:
-            check_type(component, parameter, arguments[parameter.name], f"{where}.{parameter.name}")
+            value, place = arguments[parameter.name], f"{where}.{parameter.name}"
+            if not in_default_scope(component):  # annotations of libraries are not exact
+                check_type(component, parameter, value, place)
         elif parameter.default is parameter.empty and not is_partial:
             raise ConfigError(
                 f"{where}.{parameter.name}: {name} needs this argument; "

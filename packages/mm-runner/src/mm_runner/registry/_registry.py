@@ -14,7 +14,7 @@ from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, 
 
 from ._bridges import bridges, is_bridged
 from ._build import build_from_cfg
-from ._scope import DefaultScope, note_origin
+from ._scope import DefaultScope, in_default_scope, note_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -195,9 +195,7 @@ class Registry:
         """
         component = self.get(kind) if isinstance(kind, str) else kind
         if not is_bridged(component):
-            scope = DefaultScope.get_current_instance()
-            module = str(getattr(component, "__module__", ""))
-            if component is kind and scope and module.startswith(f"{scope.scope_name}."):
+            if component is kind and in_default_scope(component):
                 note_origin(self.name, component)
             return component
         found = (one.find(getattr(component, "__name__", "")) for one in self.lineage)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DefaultScope", "init_default_scope", "note_origin", "origins"]
+__all__ = ["DefaultScope", "in_default_scope", "init_default_scope", "note_origin", "origins"]
 
 
 class DefaultScope:
@@ -44,6 +44,12 @@ class DefaultScope:
             yield
         finally:
             DefaultScope.current = previous
+
+
+def in_default_scope(component: Any) -> bool:
+    """Return whether a component is part of the library that is the default scope."""
+    scope, module = DefaultScope.current, str(getattr(component, "__module__", ""))
+    return scope is not None and module.startswith(f"{scope.scope_name}.")
 
 
 # Where the components came from that a run took from libraries.
