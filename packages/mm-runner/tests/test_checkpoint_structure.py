@@ -223,4 +223,4 @@ def test_a_configuration_that_unfolds_without_end_is_refused(write, name, text):
     with pytest.raises(ConfigError, match=name) as caught:
         Config.fromfile(write(name, text))
     assert len(str(caught.value)) < 500
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
