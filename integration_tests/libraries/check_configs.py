@@ -38,7 +38,16 @@ MEANINGS = {
         "load tokenizer",
         "OFA-Sys",
     ),
-    "needs a package": ("pip install", "is installed", "No module named", "requires the"),
+    "needs a package": (
+        "pip install",
+        "is installed",
+        "No module named",
+        "requires the",
+        "Please install",
+    ),
+    "needs its dataset": ("'Numbers' object has", "BaseVideoDataset", "must be ConcatDataset"),
+    "needs a process group": ("process group has not been initialized",),
+    "is part of a configuration": ("cfg.model: this key is missing",),
 }
 
 

@@ -106,3 +106,10 @@ def test_a_validation_loop_of_a_library(folder):
     told = run(folder, "train", "flights.py", "--cfg-options", *changes)
     assert told.count("birds: ['birds/hits']") == 2
     assert told.count("Epoch(val)") == 2
+
+
+def test_an_evaluator_of_a_library(folder):
+    changes = ["val_evaluator.type=Panel", "val_evaluator.metrics.type=HitRate"]
+    changes += ["train_cfg.max_epochs=1", "default_hooks.checkpoint.save_best=panel/birds/hits"]
+    run(folder, "check", "flights.py", "--cfg-options", *changes)
+    assert "panel/birds/hits: " in run(folder, "train", "flights.py", "--cfg-options", *changes)

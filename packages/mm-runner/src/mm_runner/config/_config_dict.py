@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 from typing_extensions import Self
@@ -101,6 +101,10 @@ class ConfigDict(dict[str, Any]):
     def copy(self) -> Self:
         """Return a shallow copy."""
         return copy(self)
+
+    def deepcopy(self) -> Self:
+        """Return a copy that shares nothing with this one."""
+        return deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy made of plain dicts, at every depth."""

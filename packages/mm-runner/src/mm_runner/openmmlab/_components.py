@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import mmengine.registry as theirs
 from mmengine.evaluator import BaseMetric
+from mmengine.evaluator import Evaluator as TheirEvaluator
 from mmengine.hooks import Hook as TheirHook
 from mmengine.runner import BaseLoop as TheirLoop
 from mmengine.structures import BaseDataElement
+from typing_extensions import override
 
 from mm_runner.hooks import Hook
 from mm_runner.loops import BaseLoop
@@ -46,9 +48,13 @@ _ROOTS = {
 
 def find(kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
     """Return a component of the library ``scope``, or with ``None`` one of MMEngine's own."""
-    root = _ROOTS.get(kind)
-    if root is None:
-        return None
+    # An evaluator, of several datasets say, stands where metrics do.
+    kinds = ("metric", "evaluator") if kind == "metric" else (kind,)
+    found = (_find(_ROOTS[one], name, scope) for one in kinds if one in _ROOTS)
+    return next((one for one in found if one is not None), None)
+
+
+def _find(root: theirs.Registry, name: str, scope: str | None) -> Callable[..., Any] | None:
     component: Callable[..., Any] | None
     if scope is None:
         component = root.get(name)
@@ -69,7 +75,7 @@ def find(kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
 
 
 def adopt(kind: str, value: Any) -> Any:
-    """Return a hook, metric or loop of MMEngine as one of this package; others unchanged."""
+    """Return a hook, metric, evaluator or loop of MMEngine as one of ours; others unchanged."""
     if kind == "hook" and isinstance(value, TheirHook):
         stages = {
             stage: staticmethod(getattr(value, stage)) for stage in value.get_triggered_stages()
@@ -77,6 +83,8 @@ def adopt(kind: str, value: Any) -> Any:
         return type(type(value).__name__, (LibraryHook,), stages)(value)
     if kind == "metric" and isinstance(value, BaseMetric):
         return LibraryMetric(value)
+    if kind == "metric" and isinstance(value, TheirEvaluator):
+        return LibraryEvaluator(value)
     if kind == "loop" and isinstance(value, TheirLoop) and hasattr(value, "max_epochs"):
         # Hooks that write checkpoints act before it counts the step, or the epoch, that is done.
         value._epochs_done = value._iters_done = 0  # noqa: SLF001
@@ -104,7 +112,7 @@ class LibraryMetric:
         metric: Of MMEngine or one of its libraries.
     """
 
-    def __init__(self, metric: BaseMetric) -> None:
+    def __init__(self, metric: Any) -> None:
         self.metric = metric
 
     @property
@@ -131,3 +139,20 @@ class LibraryMetric:
         """Gather and reduce what was collected."""
         metrics: dict[str, Any] = self.metric.evaluate(size)
         return metrics
+
+
+class LibraryEvaluator(LibraryMetric):
+    """An evaluator that derives from MMEngine's, as one metric.
+
+    Args:
+        metric: The evaluator.
+    """
+
+    @override
+    def reset(self) -> None:
+        for one in self.metric.metrics:
+            one.results.clear()
+
+    @override
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.metric.process(data_samples, data_batch)  # it makes dicts of data elements itself
