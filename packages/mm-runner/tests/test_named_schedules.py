@@ -99,6 +99,31 @@ def test_a_plateau_steps_with_metrics(optimizer):
     assert schedule.get_last_value() == [0.5]
 
 
+def test_arguments_of_a_class_may_be_changed(optimizer):
+    schedule = StepLR(optimizer, 3, gamma=0.5)
+    schedule.gamma = 0.25
+    assert rates_of(optimizer, schedule, 4) == [1.0, 1.0, 1.0, 0.25]
+    with pytest.raises(ConfigError, match="give step_size by name"):
+        StepLR.build_iter_from_epoch(optimizer, 3, epoch_length=2)
+
+
+def test_a_schedule_of_torch_keeps_what_it_changes_besides_the_rate():
+    def build():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
+        cfg = {"type": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 1.0, "total_steps": 12}
+        return optimizer, of_config(optimizer, cfg)
+
+    optimizer, schedule = build()
+    rates_of(optimizer, schedule, 4)
+    again, resumed = build()
+    again.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(schedule.state_dict())
+    assert again.param_groups[0]["momentum"] == optimizer.param_groups[0]["momentum"]
+    assert again.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    with pytest.raises(ConfigError, match="write 'ReduceOnPlateauLR'"):
+        of_config(optimizer, {"type": "ReduceLROnPlateau"})
+
+
 def test_last_step_needs_the_initial_values(optimizer):
     with pytest.raises(ConfigError, match="no 'initial_lr'"):
         StepLR(optimizer, 2, last_step=3)

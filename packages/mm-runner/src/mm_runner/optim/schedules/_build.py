@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 import mm_dist
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
@@ -116,6 +118,8 @@ def build_param_scheduler(
         check_arguments(kind.family, of_family, where, name=kind.__name__)
         arguments = {**kind.family.in_iters(arguments, factor), **window}
     else:
+        if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
+            raise ConfigError(f"{where}.type: it follows a metric; write 'ReduceOnPlateauLR'.")
         arguments = _of_other_class(kind, arguments, window, factor, where)
         build, arguments = TorchSchedule, {"cfg": arguments, "where": where, **window}
     try:

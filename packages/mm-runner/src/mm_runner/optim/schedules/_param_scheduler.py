@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -230,8 +231,6 @@ class FamilySchedule(ParamScheduler):
         window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
         self._course = self.family(*args, **kwargs)
         self._course.length = window.get("end", INF) - window.get("begin", 0)
-        for name in inspect.signature(self.family).parameters:
-            setattr(self, name, getattr(self._course, name))
         super().__init__(optimizer, param_name, **window)
 
     @classmethod
@@ -239,6 +238,8 @@ class FamilySchedule(ParamScheduler):
     def build_iter_from_epoch(
         cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
     ) -> Any:
+        if cls.family.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
+            raise ConfigError(f"build_iter_from_epoch: give {cls.family.in_epochs[0]} by name.")
         kwargs = cls.family.in_iters(kwargs, epoch_length or 1)
         return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
 
@@ -289,11 +290,6 @@ class FamilySchedule(ParamScheduler):
             course.length = min(length, course.length)
             self.end = self.begin + course.length
 
-    @override
-    def _own_attributes(self) -> dict[str, Any]:
-        arguments = inspect.signature(self.family).parameters
-        return {k: v for k, v in super()._own_attributes().items() if k not in arguments}
-
 
 class LRSchedulerMixin:
     """Makes a schedule of any setting one of the learning rate; it stands before its class."""
@@ -327,13 +323,23 @@ def named_class(name: str) -> type[FamilySchedule]:
     bases: tuple[type, ...] = (FamilySchedule,)
     if setting is not None:
         bases = (_MIXINS[setting], named_class(f"{family.__name__}ParamScheduler"))
-    content = {
+    content = {name: _of_course(name) for name in inspect.signature(family).parameters}
+    content |= {
         "family": family,
         "need_val_args": issubclass(family, ReduceOnPlateau),
         "__doc__": family.__doc__,
         "__module__": "mm_runner.optim",
     }
     return type(name, bases, content)
+
+
+def _of_course(name: str) -> Any:
+    """Return a property for an argument of the family."""
+    course = attrgetter("_course")
+    return property(
+        attrgetter(f"_course.{name}"),
+        lambda schedule, value: setattr(course(schedule), name, value),
+    )
 
 
 def is_plain(value: Any) -> bool:

@@ -76,11 +76,15 @@ class TorchSchedule(ParamScheduler):
             return
         if self._scheduler is None:
             groups = self.optimizer.param_groups
-            rates = [deepcopy(group["lr"]) for group in groups]  # a tensor is changed in place
+            # It sets its first values, also in place.
+            kept = [
+                {name: deepcopy(value) for name, value in group.items() if name != "params"}
+                for group in groups
+            ]
             given = {"optimizer": self.optimizer}
             self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self.where)
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+            for group, values in zip(groups, kept, strict=True):
+                group.update(values)
         own = self._scheduler.state_dict()
         # torch takes any attribute: names of another version of it are left out.
         state = {name: value for name, value in saved.items() if name in own}
