@@ -148,6 +148,15 @@ def test_a_loop_that_derives_from_the_base_trains_and_resumes_at_its_counts(make
     assert_alike(resumed.model.state_dict(), expected.model.state_dict())
 
 
+def test_such_a_loop_says_that_it_repeats_the_batches_of_an_epoch(make_runner, capsys):
+    cfg = {"type": "TwoBatches", "max_epochs": 2}
+    with pytest.raises(Killed):
+        make_runner(train_cfg=cfg, **NO_VALIDATION, custom_hooks=[StopAfter(3)]).train()
+    make_runner(train_cfg=cfg, **NO_VALIDATION, resume=True).train()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "within epoch 2, and TwoBatches trains whole epochs: it repeats" in said
+
+
 def test_the_base_builds_a_loader_of_its_config(make_runner):
     runner = make_runner()
     assert len(TwoBatches(runner, loader_cfg(), max_epochs=1).dataloader) == 6

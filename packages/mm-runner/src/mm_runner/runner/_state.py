@@ -244,6 +244,13 @@ class RunState:
         if not isinstance(loop, AbstractTrainLoop):  # custom loop; MMEngine's are read-only
             for name in ("epoch", "iter"):
                 setattr(loop, f"_{name}" if hasattr(loop, f"_{name}") else name, state[name])
+            num_epochs, num_iters = (getattr(loop, f"max_{one}", 0) for one in ("epochs", "iters"))
+            if num_epochs > 1 and state["iter"] * num_epochs != state["epoch"] * num_iters:
+                self._runner.logger.warning(
+                    f"The checkpoint was written within epoch {state['epoch'] + 1}, and "
+                    f"{type(loop).__name__} trains whole epochs: it repeats the batches of this "
+                    "one. Resume from a checkpoint of a whole epoch instead."
+                )
             return
         position = DataPosition(**state.get("position", {}))
         if position.is_begun and position.num_batches is not None:
