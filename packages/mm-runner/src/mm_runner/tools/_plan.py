@@ -159,7 +159,15 @@ class _Plan:
         """Find the length of the run; the dataset is built, nothing is read from it."""
         where, train_cfg = "train_dataloader", self.cfg["train_cfg"]
         settings = DataSettings(0, torch.Generator(), 0, self.world_size)
-        loader = build_dataloader(self.cfg[where], settings, shuffle=True, where=where)
+        try:
+            loader = build_dataloader(self.cfg[where], settings, shuffle=True, where=where)
+        except MMRunnerError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{where}: {with_place(error)}. The length of a run is that of its data: change "
+                f"their paths, as by --cfg-options {where}.dataset.data_root=DIR."
+            ) from error
         sampler: Any = loader.batch_sampler
         self.batch_size = getattr(sampler, "batch_size", None) or loader.batch_size or 1
         self.by_epoch = (
