@@ -262,8 +262,8 @@ def test_locations_are_imported_by_the_first_look_up(tmp_path, monkeypatch):
 
 
 def test_a_registry_may_build_by_a_function_of_its_own():
-    def build(cfg, things, default_args=None):
-        return things.get(cfg["kind"]), default_args
+    def build(cfg, registry, default_args=None):
+        return registry.get(cfg["kind"]), default_args
 
     root = Registry("thing", build)
     root.register_module(module=Mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 import warnings
@@ -36,8 +37,8 @@ class Registry:
 
     Args:
         name: What the registry holds, in the singular, for messages: ``"optimizer"``.
-        build_func: Builds a component of ``(cfg, registry, default_args)``. Defaults to that of the
-            parent, or :func:`build_from_cfg`.
+        build_func: Called with ``cfg``, ``registry=`` and, if given, ``default_args=``. Defaults to
+            that of the parent, or :func:`build_from_cfg`.
         parent: Registry that is searched after this one.
         scope: Name of the library. Defaults to the package of the calling module.
         locations: Modules that register components when imported, which happens when a name is
@@ -175,7 +176,12 @@ class Registry:
         if found is not None:
             return found
         if ":" in name or "." in name:
-            return self._import(name)
+            hint = ""
+            if library and is_asked:
+                hint = f" The registries of {library} have no such name."
+            elif library and importlib.util.find_spec("mmengine") is not None:
+                hint = f" A name in the registries of {library} needs default_scope={library!r}."
+            return self._import(name, hint)
         names = sorted({*others, *(known for one in registry.lineage for known in one.names())})
         raise ComponentNotFoundError(
             f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
@@ -208,7 +214,8 @@ class Registry:
 
         ``default_args`` are arguments that ``cfg`` may override; see :func:`build_from_cfg`.
         """
-        return self.build_func(cfg, self, default_args)
+        given = {} if default_args is None else {"default_args": default_args}
+        return self.build_func(cfg, registry=self, **given)
 
     @property
     def lineage(self) -> list[Registry]:
@@ -243,7 +250,14 @@ class Registry:
         """Return the component ``name`` of this registry alone, ``None`` if it has none."""
         if name not in self._registered:
             while self._locations:
-                importlib.import_module(self._locations[0])
+                location = self._locations[0]
+                try:
+                    importlib.import_module(location)
+                except ImportError as error:
+                    raise ComponentNotFoundError(
+                        f"The registry of each {self.name} has the location {location!r}, which "
+                        f"cannot be imported: {error}."
+                    ) from error
                 del self._locations[:1]
         if name in self._registered:
             return self._registered[name]
@@ -279,11 +293,12 @@ class Registry:
                 ) from error
         return None
 
-    def _import(self, path: str) -> Callable[..., Any]:
+    def _import(self, path: str, hint: str) -> Callable[..., Any]:
         module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
         remedy = "Write it as 'package.module:Name' of something that can be imported."
         if attribute in self.names():
             remedy = f"{attribute!r} is registered here without a scope: write type={attribute!r}."
+        remedy += hint
         asked = f"The {self.name} {path!r} was asked for by import path"
         try:
             module = importlib.import_module(module_name)
