@@ -45,7 +45,12 @@ MEANINGS = {
         "requires the",
         "Please install",
     ),
-    "needs its dataset": ("'Numbers' object has", "BaseVideoDataset", "must be ConcatDataset"),
+    "needs its dataset": (
+        "'Numbers' object has",
+        "BaseVideoDataset",
+        "must be ConcatDataset",
+        "No such file or directory: 'data/",
+    ),
     "needs a process group": ("process group has not been initialized",),
     "is part of a configuration": ("cfg.model: this key is missing",),
 }

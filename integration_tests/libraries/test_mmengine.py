@@ -108,6 +108,19 @@ def test_a_validation_loop_of_a_library(folder):
     assert told.count("Epoch(val)") == 2
 
 
+def test_a_hook_that_needs_the_runner_of_mmengine_is_refused(folder):
+    (folder / "birds.py").write_text(
+        (folder / "birds.py").read_text()
+        + "\n\nfrom mmengine.hooks import CheckpointHook\n\n"
+        + "@HOOKS.register_module()\nclass Nest(CheckpointHook):\n    pass\n"
+    )
+    command = [sys.executable, "-m", "mm_runner", "train", "flights.py"]
+    command += ["--cfg-options", "default_hooks.checkpoint.type=Nest"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "derive it from mm_runner.hooks.CheckpointHook" in done.stderr
+
+
 def test_an_evaluator_of_a_library(folder):
     changes = ["val_evaluator.type=Panel", "val_evaluator.metrics.type=HitRate"]
     changes += ["train_cfg.max_epochs=1", "default_hooks.checkpoint.save_best=panel/birds/hits"]

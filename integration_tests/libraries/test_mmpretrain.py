@@ -311,5 +311,6 @@ def test_a_config_that_imports_classes(folder):
     told = run(folder, *command, "train", "recipe.py", "--amp", "bfloat16")
     assert "AdamW in AmpOptimWrapper" in told
     assert "  mmpretrain   model ImageClassifier, " in told
+    assert "evaluator Accuracy" not in told
     tested = run(folder, *command, "test", "recipe.py", "work/epoch_2.pth")
     assert "accuracy/top1: " in tested.splitlines()[-1]

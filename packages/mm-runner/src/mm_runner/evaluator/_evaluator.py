@@ -155,7 +155,8 @@ def evaluator_type(cfg: Any) -> type[Evaluator] | None:
             kind = registry.get(kind)
         except (ComponentNotFoundError, ConfigError):
             return None  # who builds a metric of it says what is wrong
-    kind = EVALUATOR.resolve(kind)
+    if getattr(kind, "__name__", "") in EVALUATOR:  # MMEngine's stand for ours
+        kind = EVALUATOR.resolve(kind)
     return kind if isinstance(kind, type) and issubclass(kind, Evaluator) else None
 
 

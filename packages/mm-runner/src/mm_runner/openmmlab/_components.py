@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import mmengine.registry as theirs
 from mmengine.evaluator import BaseMetric
 from mmengine.evaluator import Evaluator as TheirEvaluator
+from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.hooks import Hook as TheirHook
 from mmengine.runner import BaseLoop as TheirLoop
 from mmengine.structures import BaseDataElement
 from typing_extensions import override
 
+from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.loops import BaseLoop
 
@@ -76,6 +78,12 @@ def _find(root: theirs.Registry, name: str, scope: str | None) -> Callable[..., 
 
 def adopt(kind: str, value: Any) -> Any:
     """Return a hook, metric, evaluator or loop of MMEngine as one of ours; others unchanged."""
+    if kind == "hook" and isinstance(value, (CheckpointHook, LoggerHook)):
+        base = "CheckpointHook" if isinstance(value, CheckpointHook) else "LoggerHook"
+        raise ConfigError(
+            f"{type(value).__name__} derives from MMEngine's {base}, which works with MMEngine's "
+            f"Runner only; derive it from mm_runner.hooks.{base}."
+        )
     if kind == "hook" and isinstance(value, TheirHook):
         stages = {
             stage: staticmethod(getattr(value, stage)) for stage in value.get_triggered_stages()
