@@ -172,7 +172,7 @@ def test_what_a_script_builds_by_itself_leaves_the_run_as_it_is(tmp_path):
         runner.build_param_scheduler({"type": "StepLR", "step_size": 1})
     runner.optim_wrapper = wrapper
     (schedule,) = runner.build_param_scheduler({"type": "StepLR", "step_size": 1})
-    assert type(schedule) is ParamScheduler
+    assert isinstance(schedule, ParamScheduler)
     assert runner.param_schedulers == []
     runner.set_randomness(seed=0)
     runner.train_loop.max_epochs = 2
