@@ -23,16 +23,8 @@ _OPTIONAL = {
     *("dropout", "scale", "split", "drop_last", "num_workers", "sampler", "collate_fn", "timeout"),
     *("val_interval", "val_begin", "by_epoch", "fp16", "accumulative_counts", "clip_grad", "dtype"),
     *("momentum", "weight_decay", "nesterov", "start_factor", "begin", "end", "T_max", "eta_min"),
-    *(
-        "prefix",
-        "collect_device",
-        "interval",
-        "max_keep_ckpts",
-        "message",
-        "shuffle",
-        "val_cfg",
-        "test_cfg",
-    ),
+    *("prefix", "collect_device", "interval", "max_keep_ckpts", "message", "shuffle"),
+    *("val_cfg", "test_cfg"),
     *("cudnn_benchmark", "dist_cfg", "backend", "seed", "deterministic", "window_size", "enable"),
     *(
         "num_digits",

@@ -206,9 +206,9 @@ def check_arguments(
             )
     for parameter in known.values():
         if parameter.name in arguments:
-            value, place = arguments[parameter.name], f"{where}.{parameter.name}"
             if not in_default_scope(component):  # annotations of libraries are not exact
-                check_type(component, parameter, value, place)
+                place = f"{where}.{parameter.name}"
+                check_type(component, parameter, arguments[parameter.name], place)
         elif parameter.default is parameter.empty and not is_partial:
             raise ConfigError(
                 f"{where}.{parameter.name}: {name} needs this argument; "

@@ -48,8 +48,7 @@ class TorchSchedule(ParamScheduler):
             return
         step = self.count - self.begin
         if not step:
-            given = {"optimizer": self.optimizer}
-            self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self.where)
+            self._build()
         elif step < (getattr(self._scheduler, "total_steps", None) or math.inf):
             if step > 1:
                 self._scheduler.step()
@@ -58,6 +57,10 @@ class TorchSchedule(ParamScheduler):
                 message = r"Detected call of `(lr_)?scheduler\.step\(\)` bef"
                 warnings.filterwarnings("ignore", message)
                 self._scheduler.step()
+
+    def _build(self) -> None:
+        given = {"optimizer": self.optimizer}
+        self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self.where)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -81,8 +84,7 @@ class TorchSchedule(ParamScheduler):
                 {name: deepcopy(value) for name, value in group.items() if name != "params"}
                 for group in groups
             ]
-            given = {"optimizer": self.optimizer}
-            self._scheduler = build_from_cfg(self._cfg, PARAM_SCHEDULERS, given, where=self.where)
+            self._build()
             for group, values in zip(groups, kept, strict=True):
                 group.update(values)
         own = self._scheduler.state_dict()
