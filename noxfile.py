@@ -94,6 +94,8 @@ FORKS_LIBRARIES = ("onedl-mmsegmentation==1.4.2", "onedl-mmdetection==3.5.1")
 CHECKED = {"mmengine": ("mmpretrain",), "onedl": ("mmpretrain", "mmseg", "mmdet")}
 # Files of tests run beside one another.
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
+# They would compete for the cores with threads of their own.
+ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
@@ -146,7 +148,7 @@ def tests(session: nox.Session, package: str, torch: str) -> None:
         sources.append("torchdata==0.11.0")
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))
-    session.run("pytest", *PARALLEL, *session.posargs)
+    session.run("pytest", *PARALLEL, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
@@ -155,7 +157,7 @@ def together(session: nox.Session, torch: str) -> None:
     """Test all packages side by side, from their wheels."""
     install_wheels(session, torch, "pytest>=8", "pytest-xdist>=3.5")
     session.chdir(ROOT / "integration_tests")
-    session.run("pytest", "together", *PARALLEL, *session.posargs)
+    session.run("pytest", "together", *PARALLEL, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
@@ -213,8 +215,7 @@ def train(session: nox.Session) -> None:
     script = ["examples/distributed_training.py", "--device=cpu", "--amp=bfloat16", "--compile"]
     script.append("--at-least=97")
     # One OpenMP thread a process is torchrun's own default; said here, it need not warn.
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    session.run("python", *launch, *script, *session.posargs, env=threads)
+    session.run("python", *launch, *script, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -17,7 +17,7 @@ SCRIPT = "examples/distributed_training.py"
 
 
 def options(work_dir, *more):
-    return ["--work-dir", work_dir, "--epochs=2", *more]
+    return ["--work-dir", work_dir, "--epochs=1", *more]
 
 
 def accuracy(output):
@@ -28,22 +28,20 @@ def accuracy(output):
     "command",
     [
         [SCRIPT],
-        [SCRIPT, "--launcher", "none"],
-        [SCRIPT, "--local_rank=0"],
-        [SCRIPT, "--local-rank=0"],
         [*TORCHRUN, SCRIPT],
         ["-m", "torch.distributed.launch", "--nproc_per_node=2", SCRIPT, "--launcher", "pytorch"],
     ],
-    ids=["plain", "plain-none", "underscore", "dash", "torchrun", "launch-as-in-the-document"],
+    ids=["plain", "torchrun", "launch-as-in-the-document"],
 )
 @pytest.mark.filterwarnings("ignore:.*a loader whose safety has known holes")  # torch < 2.6
 def test_script_runs_under(command, run_python, tmp_path):
     done = run_python(*command, *options(tmp_path), cwd=EXAMPLES)
     assert done.stdout.count("test accuracy:") == 1, "only the first process reports"
-    assert accuracy(done.stdout) > 50, "two epochs are far better than chance"
+    assert "━" not in done.stdout + done.stderr, "no terminal, no progress bar"
+    assert accuracy(done.stdout) > 30, "far better than chance"
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     world_size = 2 if "--nproc_per_node=2" in command else 1
-    checkpoint = load_checkpoint_file(tmp_path / "epoch_2.pth")
+    checkpoint = load_checkpoint_file(tmp_path / "epoch_1.pth")
     assert checkpoint["meta"]["world_size"] == world_size
 
 
@@ -54,26 +52,23 @@ def test_script_runs_under(command, run_python, tmp_path):
 )
 def test_acceleration_switches_train(switches, run_python, tmp_path):
     done = run_python("examples/train.py", *options(tmp_path, *switches), cwd=EXAMPLES)
-    assert accuracy(done.stdout) > 50
+    assert accuracy(done.stdout) > 30
 
 
 def test_without_a_compiler_it_says_so_in_one_line_and_trains(run_python, tmp_path):
-    done = run_python(SCRIPT, *options(tmp_path, "--compile"), cwd=EXAMPLES, CXX="no-such-compiler")
+    asked = options(tmp_path, "--compile", "--at-least=101")
+    done = run_python(SCRIPT, *asked, cwd=EXAMPLES, check=False, CXX="no-such-compiler")
     (line,) = [line for line in done.stdout.splitlines() if "Not compiled" in line]
     missing = "'no-such-compiler' is not on PATH" if hasattr(torch, "compile") else ">= 2.0.0"
     assert missing in line
     assert "  compile      off\n" in done.stdout
-    assert accuracy(done.stdout) > 50
-
-
-def test_low_accuracy_fails_when_more_was_asked_for(run_python, tmp_path):
-    done = run_python(SCRIPT, *options(tmp_path, "--at-least=101"), cwd=EXAMPLES, check=False)
-    assert done.returncode == 1
+    assert accuracy(done.stdout) > 30
+    assert done.returncode == 1, "less accuracy than was asked for"
     assert done.stderr.strip().endswith("101.0 % was asked for.")
 
 
 def test_killed_run_resumes_where_it_stopped(run_python, script_environment, tmp_path):
-    command = [sys.executable, SCRIPT, "--work-dir", str(tmp_path), "--epochs=4"]
+    command = [sys.executable, SCRIPT, "--work-dir", str(tmp_path), "--epochs=3"]
     killed = subprocess.Popen(
         command, cwd=EXAMPLES, env=script_environment, stdout=subprocess.DEVNULL
     )
@@ -88,8 +83,8 @@ def test_killed_run_resumes_where_it_stopped(run_python, script_environment, tmp
     resumed = int(re.search(r"Resumed after epoch (\d+)", done.stdout)[1])
     assert resumed >= 1
     assert f"Epoch(train)  [{resumed}]" not in done.stdout
-    assert "Epoch(train)  [4]" in done.stdout
-    assert (tmp_path / "epoch_4.pth").is_file()
+    assert "Epoch(train)  [3]" in done.stdout
+    assert (tmp_path / "epoch_3.pth").is_file()
 
 
 def test_terminal_shows_a_progress_bar(script_environment, tmp_path):
@@ -109,13 +104,8 @@ def test_terminal_shows_a_progress_bar(script_environment, tmp_path):
     assert process.wait() == 0, shown.decode()
     text = shown.decode()
     assert "━" in text
-    assert re.search(r"epoch 2/2.*78/78", text, re.DOTALL)
+    assert re.search(r"epoch 1/1.*78/78", text, re.DOTALL)
     assert "test accuracy" in text
-
-
-def test_no_terminal_shows_no_bar(run_python, tmp_path):
-    done = run_python(SCRIPT, *options(tmp_path), cwd=EXAMPLES)
-    assert "━" not in done.stdout + done.stderr
 
 
 def read_terminal(descriptor):

@@ -1,4 +1,5 @@
 import copy
+import multiprocessing
 import os
 import time
 import traceback
@@ -9,6 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+
+
+# What ranks would import one by one; a name that this torch lacks is left out.
+PRELOADED = ["conftest", "torch._dynamo", "torch.distributed.fsdp"]
 
 
 def _enter_rank(rank, world_size, store, fn, args):
@@ -65,9 +70,12 @@ class RankPool:
 @pytest.fixture(scope="module")
 def rank_pool(tmp_path_factory):
     """Two gloo ranks for all tests of a module: ``rank_pool.run(fn, *args)``."""
-    pipes = [mp.get_context("spawn").Pipe() for _ in range(2)]
-    store = tmp_path_factory.mktemp("ranks") / "store"
-    ranks = mp.spawn(_enter_rank, (2, store, _serve, (pipes,)), nprocs=2, join=False)
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    pipes = [mp.get_context("forkserver").Pipe() for _ in range(2)]
+    arguments = (2, tmp_path_factory.mktemp("ranks") / "store", _serve, (pipes,))
+    ranks = mp.start_processes(
+        _enter_rank, arguments, nprocs=2, join=False, start_method="forkserver"
+    )
     for _, child_end in pipes:
         child_end.close()
     yield RankPool([parent_end for parent_end, _ in pipes])

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import sys
 import time
@@ -40,7 +41,13 @@ def inductor_cache(_inductor_directory, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_inductor_directory))
 
 
-def _enter_rank(rank, world_size, store, function, args):
+# What ranks would import one by one; a name that this torch lacks is left out.
+PRELOADED = ["conftest", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp"]
+
+
+def _enter_rank(rank, world_size, store, environment, function, args):
+    os.environ.clear()  # that of the fork server
+    os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -64,6 +71,8 @@ def run_ranks(tmp_path):
     def run(function, world_size, *args):
         # A file store instead of a port: two test runs on one machine cannot collide.
         store = tmp_path / "store"
-        mp.spawn(_enter_rank, (world_size, store, function, args), nprocs=world_size)
+        arguments = (world_size, store, dict(os.environ), function, args)
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        mp.start_processes(_enter_rank, arguments, nprocs=world_size, start_method="forkserver")
 
     return run

@@ -121,7 +121,8 @@ def _join_again(rank, port):
 
 @pytest.mark.parametrize("launcher", ["pytorch", "slurm", "mpi"])
 def test_init_dist_joins_the_ranks_of_a_launcher(launcher):
-    mp.spawn(_join, (launcher, find_free_port()), nprocs=2)
+    arguments = (launcher, find_free_port())
+    mp.start_processes(_join, arguments, nprocs=2, start_method="forkserver")
 
 
 def _join_by_arguments(rank, port):
