@@ -261,7 +261,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
         if numpy is not None and "numpy" in state:
             name, keys, *others = state["numpy"]
             numpy.random.set_state((name, keys.numpy().astype("uint32"), *others))
-    except Exception as error:  # noqa: BLE001 - whatever a file may hold
+    except Exception as error:  # a file may hold anything
         raise CheckpointError(
             f"The checkpoint's rng cannot be used: {type(error).__name__}: {first_line(error)}"
         ) from error
