@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-
 # What ranks would import one by one; a name that this torch lacks is left out.
 PRELOADED = ["conftest", "torch._dynamo", "torch.distributed.fsdp"]
 
