@@ -151,20 +151,10 @@ def _apply(cfg: Config, given: Mapping[str, Any]) -> None:
             )
         cfg.auto_scale_lr = {**scale, "enable": True}
     if "resume" in given:
-        _resume(cfg, given["resume"])
+        is_newest = given["resume"] == "auto"
+        cfg.resume, cfg.load_from = True, None if is_newest else given["resume"]
     if "overwrite" in given:
         cfg.overwrite, cfg.resume = True, False
-
-
-def _resume(cfg: Config, checkpoint: str) -> None:
-    is_newest = checkpoint == "auto"
-    if is_newest and cfg.get("load_from"):
-        warnings.warn(
-            f"--resume ignores load_from={cfg.load_from!r}: it resumes from the newest checkpoint "
-            "of work_dir. Give --resume FILE to resume from a file.",
-            stacklevel=2,
-        )
-    cfg.resume, cfg.load_from = True, None if is_newest else checkpoint
 
 
 def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:
