@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook import check_integer
+from mm_runner.registry import check_section
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NPUProfilerHook", "ProfilerHook"]
 
-# Keys of on_trace_ready by its type.
+# Keys of on_trace_ready, with the types of their values.
 _READY = {
-    "log_trace": {"type", "sort_by", "row_limit"},
-    "tb_trace": {"type", "dir_name", "worker_name"},
+    "type": Literal["log_trace", "tb_trace"],
+    **dict.fromkeys(("sort_by", "dir_name", "worker_name"), str),
+    "row_limit": int,
 }
 
 
@@ -76,16 +78,8 @@ class ProfilerHook(Hook):
         check_integer("ProfilerHook.profile_times", profile_times, least=1)
         if not activity_with_cpu and not activity_with_cuda:
             raise ConfigError("ProfilerHook: both activities are False; switch one on.")
-        ready = on_trace_ready
-        is_known = ready is None or callable(ready)
-        if isinstance(ready, Mapping):
-            is_known = _READY.get(str(ready.get("type")), set()).issuperset(ready)
-        if not is_known:
-            raise ConfigError(
-                "ProfilerHook.on_trace_ready: a function, or a dict with type='log_trace' or "
-                f"'tb_trace' and keys {' or '.join(str(sorted(keys)) for keys in _READY.values())} "
-                f"is needed, got {ready!r}."
-            )
+        if isinstance(on_trace_ready, Mapping):
+            check_section(on_trace_ready, "ProfilerHook.on_trace_ready", _READY)
         self.by_epoch, self.profile_times = by_epoch, profile_times
         self.schedule = {"wait": 0, "warmup": 0, "active": 1, **schedule} if schedule else None
         self.on_trace_ready = on_trace_ready
@@ -104,12 +98,6 @@ class ProfilerHook(Hook):
     def before_train(self, runner: RunView) -> None:
         if runner.rank != 0:
             return
-        end = runner.max_epochs if self.by_epoch else runner.max_iters
-        if self.profile_times > end:
-            raise ConfigError(
-                f"ProfilerHook.profile_times: {self.profile_times} was given, and the run has "
-                f"{end} {'epochs' if self.by_epoch else 'steps'}."
-            )
         self._left, self._num_written = self.profile_times, 0
         self._profiler = self._build(runner, self._device_type or runner.device.type)
         self._profiler.start()

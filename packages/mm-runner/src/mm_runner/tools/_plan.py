@@ -20,7 +20,7 @@ from mm_runner.config import Config
 from mm_runner.data import DataSettings, build_dataloader, num_batches
 from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
-from mm_runner.hooks import EMAHook, build_hooks
+from mm_runner.hooks import build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.model import checkpointing_patterns, find_checkpointed, uncalled_step, unwrap_model
 from mm_runner.optim import (
@@ -38,7 +38,6 @@ from mm_runner.runner._resume import StartingPoint
 
 __all__ = ["make_plan"]
 
-_HALF = (torch.float16, torch.bfloat16)
 # Schedules are followed step by step, or epoch by epoch: a few seconds at most.
 _MOST_TURNS = 200_000
 _PARTS = 4
@@ -267,18 +266,10 @@ class _Plan:
             "gradients": _size(trained),
             "optimizer": self._state_size(optimizers, trained),
         }
-        averages = sum(isinstance(hook, EMAHook) for hook in self.hooks)
-        if averages:
-            parts["average"] = averages * sum(
-                one.numel() * (4 if one.dtype in _HALF else one.element_size()) for one in trained
-            )
-        bucket_view = (self.cfg.get("model_wrapper_cfg") or {}).get("gradient_as_bucket_view")
-        if self.wrapper_name.endswith("DistributedDataParallel") and not bucket_view:
-            parts["DDP buckets"] = parts["gradients"]
         total = _mebibytes(sum(size or 0 for size in parts.values()))
         text = "; ".join(f"{name} {_mebibytes(size)}" for name, size in parts.items())
         yield "memory", f"{total} in each process: {text}"
-        yield "", "not counted: activations, batches, what kernels and communication need"
+        yield "", "not counted: activations, batches, averages, what kernels and DDP need"
 
     def _state_size(self, optimizers: list[Any], trained: list[Tensor]) -> int | None:
         """Take a step over parameters without values, and count what the optimizers keep."""
