@@ -133,14 +133,14 @@ class _File:
             if is_block(statement):
                 for one in statement.body:  # type: ignore[attr-defined]
                     for name in one.names:
-                        path = () if name.name == "*" else (name.name,)
-                        target = path and (name.asname or name.name,)
-                        yield self._inherited(target, path_of(one), path)
+                        is_all = name.name == "*"
+                        target = () if is_all else (name.asname or name.name,)
+                        yield self._inherited(target, path_of(one), () if is_all else (name.name,))
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
                 for expression, value, is_merged in _changes(statement):
-                    target = _path_of(expression)
-                    if target is not None:
-                        yield _Setting(target, value, value.lineno, is_merged)
+                    path = _path_of(expression)
+                    if path is not None:
+                        yield _Setting(path, value, value.lineno, is_merged)
                 for part in ("body", "handlers", "orelse", "finalbody"):
                     yield from self._of_statements(getattr(statement, part, ()))
 
@@ -154,7 +154,7 @@ def _is_same(part: Any, key: Any) -> bool:
     return part == key or (isinstance(part, int) and part < 0 and isinstance(key, int))
 
 
-def _changes(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.AST, bool]]:
+def _changes(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | ast.stmt, bool]]:
     """Yield what a statement changes, the value for it, and whether that is merged.
 
     The value is the statement itself where it is computed.

@@ -155,7 +155,7 @@ class ProfilerHook(Hook):
             ) from error
         ready = self.on_trace_ready
         write: Callable[[Any], None] = partial(self._export, runner)
-        if isinstance(ready, Mapping) and ready["type"] == "tb_trace":
+        if isinstance(ready, Mapping) and ready.get("type") == "tb_trace":
             # That of torch_npu has to be made before anything is recorded: it says where to.
             directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
             write = profiler.tensorboard_trace_handler(directory, ready.get("worker_name"))
@@ -179,7 +179,7 @@ class ProfilerHook(Hook):
 
     def _log_table(self, runner: RunView, done: profile) -> None:
         options = {"sort_by": "self_cpu_time_total", "row_limit": 100, **self.on_trace_ready}  # type: ignore[dict-item]
-        options.pop("type")
+        options.pop("type", None)
         runner.logger.info(f"ProfilerHook:\n{done.key_averages().table(**options)}")
 
 
@@ -200,7 +200,7 @@ class NPUProfilerHook(ProfilerHook):
 
     Raises:
         ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
-            if it has fewer steps, or there is no NPU.
+            if there is no NPU.
 
     Example:
         >>> hook = NPUProfilerHook(begin=10, end=15)  # or dict(type="NPUProfilerHook", ...)

@@ -165,14 +165,10 @@ class Registry:
         found = None
         if is_asked and library:
             found = self._ask_bridges(name.rpartition(".")[2], library)
-        if found is not None:
-            return found
         for one in registry.lineage:
-            found = one.find(bare)
-            if found is not None:
-                return found
+            found = found or one.find(bare)
         if is_asked and ":" not in bare and "." not in bare:
-            found = self._ask_bridges(bare, None)
+            found = found or self._ask_bridges(bare, None)
         if found is not None:
             return found
         if ":" in name or "." in name:
