@@ -12,11 +12,9 @@ from typing import Any
 
 from mm_runner.config import Config, DictAction, import_modules
 from mm_runner.config._installed import find_file
-from mm_runner.errors import ComponentNotFoundError, ConfigError
+from mm_runner.errors import ConfigError
 
 __all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
-
-_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
 
 
 def add_config_arguments(
@@ -124,9 +122,8 @@ def _check_keys(changes: Mapping[str, Any]) -> None:
 def located(error: Exception, options: Namespace) -> Exception:
     """Return an error of the configuration with file and line before its message."""
     cfg: Config | None = getattr(options, "loaded", None)
-    others = [getattr(sys.modules.get(name), "ConfigError", ConfigError) for name in _PACKAGES]
-    is_of_config = isinstance(error, (ConfigError, ComponentNotFoundError, *others))
-    if cfg is None or not is_of_config:
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # each of our packages has its own
+    if cfg is None or not kinds & {"ConfigError", "ComponentNotFoundError"}:
         return error
     return cfg.located(error).with_traceback(error.__traceback__)
 

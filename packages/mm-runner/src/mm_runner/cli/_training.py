@@ -104,7 +104,7 @@ def _run_test(options: Namespace) -> None:
         _use_views(cfg)
     runner = Runner.from_cfg(cfg)
     if holds_predictions and runner.test_loop is not None:  # else test() says what is missing
-        runner.test_evaluator.metrics.append(DumpResults(out))
+        runner.test_evaluator.metrics.append(DumpResults(options.out))
     metrics = runner.test()
     if mm_dist.is_main_process():
         sys.stdout.writelines(f"{name}: {value}\n" for name, value in metrics.items())
