@@ -96,22 +96,20 @@ class ProfilerHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        if runner.rank != 0:
-            return
         self._left, self._num_written = self.profile_times, 0
-        self._profiler = self._build(runner, self._device_type or runner.device.type)
-        self._profiler.start()
+        if runner.rank == 0:
+            self._profiler = self._build(runner, self._device_type or runner.device.type)
+            self._profiler.start()
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if self._profiler is None:
-            return
-        with warnings.catch_warnings():
-            # Each turn of a schedule has a file of its own, so it may forget the one before.
-            warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
-            self._profiler.step()
+        if self._profiler is not None:
+            with warnings.catch_warnings():
+                # Each turn of a schedule has a file of its own, so it may forget the one before.
+                warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
+                self._profiler.step()
         if not self.by_epoch:
             self._count()
 
@@ -238,7 +236,6 @@ class NPUProfilerHook(ProfilerHook):
         )
         self.exit_after_profiling = exit_after_profiling
         self.ge_profiling_to_std_out = ge_profiling_to_std_out
-        self._steps = 0
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -251,7 +248,6 @@ class NPUProfilerHook(ProfilerHook):
             )
         if self.ge_profiling_to_std_out:
             os.environ.setdefault("GE_PROFILING_TO_STD_OUT", "1")
-        self._steps = 0
         super().before_train(runner)
 
     @override
@@ -259,8 +255,7 @@ class NPUProfilerHook(ProfilerHook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        self._steps += 1
-        if self._steps == self.profile_times and self.exit_after_profiling:
+        if self._left == 0 and self.exit_after_profiling:
             runner.logger.info(
                 f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
                 "ends. exit_after_profiling=False continues."

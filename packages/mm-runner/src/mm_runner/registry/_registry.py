@@ -166,9 +166,9 @@ class Registry:
         if is_asked and library:
             found = self._ask_bridges(name.rpartition(".")[2], library)
         for one in registry.lineage:
-            found = found or one.find(bare)
-        if is_asked and ":" not in bare and "." not in bare:
-            found = found or self._ask_bridges(bare, None)
+            found = one.find(bare) if found is None else found
+        if found is None and is_asked and ":" not in bare and "." not in bare:
+            found = self._ask_bridges(bare, None)
         if found is not None:
             return found
         if ":" in name or "." in name:
