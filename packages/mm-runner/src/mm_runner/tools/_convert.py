@@ -23,7 +23,7 @@ from mm_runner.checkpoint import (
     renamed,
     save_checkpoint_file,
 )
-from mm_runner.checkpoint._reading import RestrictedUnpickler, check_file, damaged
+from mm_runner.checkpoint._reading import TensorUnpickler, check_file, damaged
 from mm_runner.errors import CheckpointError
 
 __all__ = ["Conversion", "convert_mmengine_checkpoint"]
@@ -229,20 +229,13 @@ _INERT_NAMES = {
     ("collections", "defaultdict"),
     *(("builtins", name) for name in ("bytes", "dict", "getattr", "int", "list")),
 }
-_TORCH = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("torch._utils", "_rebuild_tensor"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-}
 
 
 class _ForeignNameError(pickle.UnpicklingError):
     """A file names a class or function outside the allow-list."""
 
 
-class _Unpickler(RestrictedUnpickler):
+class _Unpickler(TensorUnpickler):
     """Build tensors and primitives, and stand-ins for the objects of MMEngine and NumPy."""
 
     with_state = (_Inert,)
@@ -250,16 +243,17 @@ class _Unpickler(RestrictedUnpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         module = "builtins" if module == "__builtin__" else module
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("builtins", "set"):
-            return set
         if (module, name) in _INERT_NAMES or f"{module}.".startswith(_INERT_MODULES):
             return _inert("numpy" if module.startswith("numpy") else f"{module}.{name}")
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if (module, name) in _TORCH:
+        if (module, name) == ("builtins", "set"):
+            return set
+        found = getattr(torch, name, None) if module == "torch" else None
+        if found is torch.device or isinstance(found, torch.dtype):
+            return found
+        try:
             return super().find_class(module, name)
-        raise _ForeignNameError(
-            f"it names {module}.{name}, which is neither a tensor, a number nor a part of MMEngine."
-        )
+        except pickle.UnpicklingError as error:
+            raise _ForeignNameError(
+                f"it names {module}.{name}, which is neither a tensor, a number nor a part of "
+                "MMEngine."
+            ) from error
