@@ -14,8 +14,6 @@ from mm_runner.config import Config, DictAction, import_modules
 from mm_runner.config._installed import find_file
 from mm_runner.errors import ConfigError
 
-__all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
-
 
 def add_config_arguments(
     parser: ArgumentParser,

@@ -13,8 +13,6 @@ from mm_runner.errors import ConfigError
 
 from ._configuration import add_config_arguments, load_config
 
-__all__ = ["test", "train"]
-
 
 def train(parser: ArgumentParser) -> Callable[[Namespace], None]:
     """Train a model.

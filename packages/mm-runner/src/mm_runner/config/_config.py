@@ -19,8 +19,6 @@ from ._loading import SUFFIXES, Sources, load
 from ._places import describe_location, reads_name
 from ._python import values_of
 
-__all__ = ["Config"]
-
 AnyError = TypeVar("AnyError", bound=Exception)
 
 

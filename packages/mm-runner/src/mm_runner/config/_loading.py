@@ -16,8 +16,6 @@ from ._places import describe_location
 from ._python import BASE, read_python, values_of
 from ._substitution import substitute, write_values
 
-__all__ = ["SUFFIXES", "Sources", "load"]
-
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 
 

@@ -18,8 +18,6 @@ from ._installed import find_file
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
-__all__ = ["describe_location", "reads_name"]
-
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
 _Keys = tuple[Any, ...]

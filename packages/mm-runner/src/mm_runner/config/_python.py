@@ -15,8 +15,6 @@ from mm_runner.errors import ConfigError, MMRunnerError, did_you_mean
 from ._config_dict import ConfigDict
 from ._custom_imports import importable_folder
 
-__all__ = ["BASE", "is_block", "path_of", "read_base", "read_python", "take_base", "values_of"]
-
 BASE = "_base_"
 
 # Imports and definitions of a Python file, which are no values.

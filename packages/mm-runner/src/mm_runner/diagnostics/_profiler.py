@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["NPUProfilerHook", "ProfilerHook"]
-
 # Keys of on_trace_ready, with the types of their values.
 _READY = {
     "type": Literal["log_trace", "tb_trace"],

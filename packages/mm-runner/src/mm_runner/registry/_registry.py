@@ -20,8 +20,6 @@ from ._scope import DefaultScope, in_default_scope, note_origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Registry"]
-
 Component = TypeVar("Component", bound="Callable[..., Any]")
 
 

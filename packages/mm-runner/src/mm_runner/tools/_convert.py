@@ -26,8 +26,6 @@ from mm_runner.checkpoint import (
 from mm_runner.checkpoint._reading import TensorUnpickler, check_file, damaged
 from mm_runner.errors import CheckpointError
 
-__all__ = ["Conversion", "convert_mmengine_checkpoint"]
-
 _DROP = object()
 # What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
 _NOTES = {

@@ -36,8 +36,6 @@ from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
 from mm_runner.runner._resume import StartingPoint
 
-__all__ = ["make_plan"]
-
 # Schedules are followed step by step, or epoch by epoch: a few seconds at most.
 _MOST_TURNS = 200_000
 _PARTS = 4

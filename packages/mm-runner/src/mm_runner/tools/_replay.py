@@ -23,8 +23,6 @@ from ._trial import EndOfTrialError, train_with
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["replay_crash"]
-
 # Keys of a bundle that a replay reads, and their types.
 _FACTS: dict[str, type] = {
     "command": list,

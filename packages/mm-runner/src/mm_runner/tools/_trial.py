@@ -26,8 +26,6 @@ from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 if TYPE_CHECKING:
     from mm_runner.hooks import Hook
 
-__all__ = ["EndOfTrialError", "endless_config", "train_with", "training_config", "trial_directory"]
-
 # Keys without which a run only trains.
 _LEFT_OUT = (
     *("experiment_name", "visualizer", "log_writers"),

@@ -26,8 +26,6 @@ from ._trial import EndOfTrialError, train_with, training_config, trial_director
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["ResumeReport", "verify_resume"]
-
 _MOST_LINES = 12
 # Steps before the stop, and after it.
 _NUM_STEPS = 5
