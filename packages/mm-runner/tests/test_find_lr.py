@@ -165,7 +165,7 @@ def test_what_a_run_would_do_besides_is_off(tmp_path):
             {"optim_wrapper": {"optimizer": {"type": "SGD", "lr": 0.0}}},
             r"a positive optim_wrapper\.optimizer\.lr is needed",
         ),
-        ({}, {"optim_wrapper": None}, r"^optim_wrapper: this key is missing; find-lr"),
+        ({}, {"optim_wrapper": None}, r"train_cfg were given without optim_wrapper; .*give all"),
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path, arguments, changes, message):

@@ -111,19 +111,23 @@ def _check_directory(path: Path, records: list[zipfile.ZipInfo], directory: int)
         raise CheckpointError(f"{path} is damaged: its directory is not where its end says.")
 
 
-def read_file(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
+def read_file(
+    path: Path, *, is_mapped: bool = False, unpickler: type[TensorUnpickler] | None = None
+) -> dict[str, Any]:
     """Read a file onto the CPU.
 
     Args:
         path: The file.
         is_mapped: Leave tensors in the file, which must not change, until they are used, and
             compare no checksums. Before torch 2.1 they are read.
+        unpickler: Reads the file instead of torch's safe loader.
 
     Raises:
         CheckpointError: If it is absent, damaged, or holds pickled objects.
     """
     # torch 2.6 closed ways around its loader of safe files, and brought this function with it.
-    if not hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint"):
+    is_safe = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
+    if unpickler is None and not is_safe:
         warnings.warn(
             f"torch {torch.__version__} reads checkpoints with a loader whose safety has known "
             "holes; load only files that you trust, or use torch >= 2.6.",
@@ -138,10 +142,11 @@ def read_file(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             # A pickle of another program, which is refused in words of our own.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
-            if hasattr(torch, "compile"):
+            if unpickler is None and hasattr(torch, "compile"):
                 checkpoint = torch.load(path, map_location="cpu", weights_only=True, **options)
             else:  # torch 1.13's safe loader cannot read a float, so no learning rate either
-                checkpoint = read_with(TensorUnpickler, path, is_archive=is_archive)
+                reader = unpickler or TensorUnpickler
+                checkpoint = read_with(reader, path, is_archive=is_archive)
         check_nesting(checkpoint, path.stat().st_size)
     except CheckpointError:
         raise
@@ -149,11 +154,12 @@ def read_file(path: Path, *, is_mapped: bool = False) -> dict[str, Any]:
         refused = _REFUSED.search(str(error))
         if not (is_archive or refused):
             raise damaged(path, error) from error
+        convert = f" If MMEngine wrote it, run 'mm-runner convert {path} <new file>'."
         raise CheckpointError(
             f"{path} holds something besides tensors and primitives"
             f"{f': it names {refused[1]}' if refused else ''}. It is refused, and nothing in it "
-            f"was executed. If MMEngine wrote it, convert it with 'mm-runner convert {path} <new "
-            "file>'; else save its state_dict again with torch.save, from a program that trusts it."
+            f"was executed.{convert if unpickler is None else ''} A program that trusts it can "
+            "save its state_dict again with torch.save."
         ) from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
         raise damaged(path, error) from error

@@ -12,11 +12,7 @@ from typing import Any
 
 from mm_runner.config import Config, DictAction, import_modules
 from mm_runner.config._installed import find_file
-from mm_runner.errors import ComponentNotFoundError, ConfigError
-
-__all__ = ["add_config_arguments", "add_launcher", "load_config", "located"]
-
-_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
+from mm_runner.errors import ConfigError
 
 
 def add_config_arguments(
@@ -124,9 +120,8 @@ def _check_keys(changes: Mapping[str, Any]) -> None:
 def located(error: Exception, options: Namespace) -> Exception:
     """Return an error of the configuration with file and line before its message."""
     cfg: Config | None = getattr(options, "loaded", None)
-    others = [getattr(sys.modules.get(name), "ConfigError", ConfigError) for name in _PACKAGES]
-    is_of_config = isinstance(error, (ConfigError, ComponentNotFoundError, *others))
-    if cfg is None or not is_of_config:
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # each of our packages has its own
+    if cfg is None or not kinds & {"ConfigError", "ComponentNotFoundError"}:
         return error
     return cfg.located(error).with_traceback(error.__traceback__)
 
@@ -151,20 +146,10 @@ def _apply(cfg: Config, given: Mapping[str, Any]) -> None:
             )
         cfg.auto_scale_lr = {**scale, "enable": True}
     if "resume" in given:
-        _resume(cfg, given["resume"])
+        is_newest = given["resume"] == "auto"
+        cfg.resume, cfg.load_from = True, None if is_newest else given["resume"]
     if "overwrite" in given:
         cfg.overwrite, cfg.resume = True, False
-
-
-def _resume(cfg: Config, checkpoint: str) -> None:
-    is_newest = checkpoint == "auto"
-    if is_newest and cfg.get("load_from"):
-        warnings.warn(
-            f"--resume ignores load_from={cfg.load_from!r}: it resumes from the newest checkpoint "
-            "of work_dir. Give --resume FILE to resume from a file.",
-            stacklevel=2,
-        )
-    cfg.resume, cfg.load_from = True, None if is_newest else checkpoint
 
 
 def _with_amp(wrapper: Any, dtype: str, where: str) -> dict[str, Any]:

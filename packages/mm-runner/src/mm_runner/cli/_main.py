@@ -14,8 +14,6 @@ from typing import cast
 
 from ._configuration import located
 
-__all__ = ["Command", "main"]
-
 _GROUP = "mm.commands"
 _EPILOG = (
     "Exit status: 0 success; 1 failure; 2 wrong usage; 75 preempted, saved, to be started again "

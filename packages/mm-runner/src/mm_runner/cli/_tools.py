@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ._configuration import add_config_arguments, add_launcher, load_config
 
-__all__ = ["check", "convert", "find_batch_size", "find_lr", "plot", "replay", "verify_resume"]
-
 _MOST_ROWS = 12
 
 

@@ -7,14 +7,11 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from mm_runner.config import Config
 from mm_runner.errors import ConfigError
 
 from ._configuration import add_config_arguments, load_config
-
-__all__ = ["test", "train"]
 
 
 def train(parser: ArgumentParser) -> Callable[[Namespace], None]:
@@ -92,39 +89,26 @@ def test(parser: ArgumentParser) -> Callable[[Namespace], None]:
 
 def _run_test(options: Namespace) -> None:
     import mm_dist  # noqa: PLC0415 - imports torch, as do the next
-    from mm_runner.evaluator import (  # noqa: PLC0415
-        PREDICTION_SUFFIXES,
-        DumpResults,
-        Evaluator,
-        evaluator_type,
-    )
+    from mm_runner.evaluator import PREDICTION_SUFFIXES, DumpResults  # noqa: PLC0415
     from mm_runner.runner import Runner  # noqa: PLC0415
 
     cfg = load_config(options)
     cfg.load_from, cfg.resume = options.checkpoint, False
-    out, dump, given = options.out and Path(options.out), None, cfg.get("test_evaluator")
+    out = Path(options.out) if options.out else None
+    holds_predictions = out is not None and out.suffix.lower() in PREDICTION_SUFFIXES
     if out is not None:
         _check_writable(out)
-        dump = DumpResults(out) if out.suffix.lower() in PREDICTION_SUFFIXES else None
-    if dump is not None and given is not None:  # else the Runner says so
-        if isinstance(given, Evaluator):
-            given.metrics.append(dump)
-        elif evaluator_type(given) is not None:
-            cfg.test_evaluator = {**given, "metrics": [*_listed(given.get("metrics")), dump]}
-        else:
-            cfg.test_evaluator = [*_listed(given), dump]
     if options.tta:
         _use_views(cfg)
-    metrics = Runner.from_cfg(cfg).test()
+    runner = Runner.from_cfg(cfg)
+    if holds_predictions and runner.test_loop is not None:  # else test() says what is missing
+        runner.test_evaluator.metrics.append(DumpResults(options.out))
+    metrics = runner.test()
     if mm_dist.is_main_process():
         sys.stdout.writelines(f"{name}: {value}\n" for name, value in metrics.items())
-        if dump is None and out is not None:
+        if out is not None and not holds_predictions:
             text = json.dumps(metrics, indent=2, default=str)  # a metric may be a table or text
             out.write_text(f"{text}\n", encoding="utf-8")
-
-
-def _listed(metrics: Any) -> list[Any]:
-    return list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
 
 
 def _check_writable(out: Path) -> None:

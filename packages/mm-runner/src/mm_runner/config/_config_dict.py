@@ -10,8 +10,6 @@ from typing_extensions import Self
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["DELETE", "ConfigDict", "copy_containers", "merge_into"]
-
 DELETE = "_delete_"
 
 

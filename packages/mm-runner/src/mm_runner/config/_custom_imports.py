@@ -12,8 +12,6 @@ from typing import Any
 
 from mm_runner.errors import ConfigError, with_place
 
-__all__ = ["import_modules", "importable_folder"]
-
 
 def import_modules(custom_imports: Any) -> None:
     """Import what ``custom_imports`` of a configuration names.

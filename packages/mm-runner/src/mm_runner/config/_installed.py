@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["find_file"]
-
 # Where OpenMMLab's packages keep their configurations.
 _FOLDERS = (".mim/configs", "configs", ".")
 

@@ -12,8 +12,6 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["DictAction", "parse_options"]
-
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 # Of Python as text, of YAML with a point.
 _WORDS |= {f"{sign}{dot}inf": float(f"{sign}inf") for sign in ("", "+", "-") for dot in ("", ".")}

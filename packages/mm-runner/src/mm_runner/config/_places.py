@@ -1,50 +1,43 @@
 """Find the file and line that set a config key, without running the files.
 
-The lines are kept as a tree that is like the configuration. YAML and JSON give it by the marks of
-their nodes, Python by the syntax tree of its literals and names. What a call, a loop or a
-comprehension computes has the line of the statement.
+A file is a list of settings, of which the last one counts. In Python they are what its statements
+set by literals and names; YAML and JSON are one setting. What a call, a loop or a comprehension
+computes has the line of the statement.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._config_dict import DELETE
 from ._installed import find_file
 from ._python import BASE, is_block, path_of, take_base
 from ._substitution import write_values
 
-__all__ = ["describe_location", "reads_name"]
-
 _PATH = re.compile(r"(?:cfg\.)?([A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*)(?=[:\s]|$)")
 
+_Keys = tuple[Any, ...]
 
-class _Lines:
-    """The file and line of a value, and those of the values in it, by key or index."""
 
-    def __init__(self, file: Path, line: int, items: dict[Any, _Lines] | None = None) -> None:
-        self.file, self.line, self.items = file, line, items or {}
+class _Place(NamedTuple):
+    """A line, and how many of the last keys of a path are not set there."""
 
-    def copy(self) -> _Lines:
-        items = {key: lines.copy() for key, lines in self.items.items()}
-        return _Lines(self.file, self.line, items)
+    num_left: int
+    file: Path
+    line: int
 
-    def merge(self, other: _Lines) -> None:
-        """Merge a later dict into this one, as its values are merged."""
-        self.file, self.line, later = other.file, other.line, dict(other.items)
-        if DELETE in later:
-            self.items = {}
-        for key, lines in later.items():
-            own = self.items.get(key)
-            is_dict = any(isinstance(one, str) for one in lines.items)
-            if own is not None and own.items and is_dict:
-                own.merge(lines)
-            else:
-                self.items[key] = lines
+
+class _Setting(NamedTuple):
+    """A value put at ``path``: a node of ``ast`` or PyYAML, or a file and a path within it."""
+
+    path: _Keys
+    value: Any
+    line: int
+    is_merged: bool = False  # over what is there
 
 
 def describe_location(files: Sequence[Path], message: str) -> str:
@@ -52,11 +45,16 @@ def describe_location(files: Sequence[Path], message: str) -> str:
     match = _PATH.match(message)
     if match is None or not files:
         return ""
-    lines, depth = _find(files[0], match[1])
-    shown = lines.file
+    texts = re.findall(r"[\w-]+", match[1])
+    keys = tuple(int(text) if text.isdecimal() else text for text in texts)
+    try:
+        place = _File(files[0]).find(keys)
+    except Exception:  # noqa: BLE001 - a message must not fail for want of its line
+        place = _Place(len(keys), files[0], 0)
+    shown = place.file
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
-    return f"{shown}:{lines.line}" if depth else str(shown)
+    return f"{shown}:{place.line}" if place.num_left < len(keys) else str(shown)
 
 
 def reads_name(file: Path, name: str) -> bool:
@@ -71,161 +69,141 @@ def reads_name(file: Path, name: str) -> bool:
     return name in loaded or f"{BASE}.{name}" in text or bool(anchor)
 
 
-def _find(file: Path, path: str) -> tuple[_Lines, int]:
-    """Return the lines of the last key of ``path`` that is known, and how many keys are."""
-    try:
-        lines = _of_file(file)
-    except Exception:  # noqa: BLE001 - a message must not fail for want of its line
-        return _Lines(file, 0), 0
-    depth = 0
-    for text in re.findall(r"[\w-]+", path):
-        key = int(text) if text.isdecimal() else text
-        if key not in lines.items:
-            break
-        lines, depth = lines.items[key], depth + 1
-    return lines, depth
+class _File:
+    """The settings of a file; those that it inherits by ``_base_`` come first."""
 
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        text = write_values(file.read_text(encoding="utf-8"), file)
+        if file.suffix == ".py":
+            tree = ast.parse(text)
+            named = take_base(file, tree)[1]
+            own = list(self._of_statements(tree.body))
+        else:
+            import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
-def _of_file(file: Path) -> _Lines:
-    """Return the lines of a configuration, with those of the files that it inherits."""
-    text = write_values(file.read_text(encoding="utf-8"), file)
-    if file.suffix == ".py":
-        tree = ast.parse(text)
-        named = take_base(file, tree)[1]
-    else:
-        import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
+            named = (yaml.safe_load(text) or {}).get(BASE)
+            node = yaml.compose(text, yaml.SafeLoader)  # JSON is YAML too
+            own = [_Setting((), node, 0, is_merged=True)]
+        bases = [named] if isinstance(named, str) else named or ()
+        self._settings = [self._inherited((BASE,), base, ()) for base in bases] + own
 
-        named = (yaml.safe_load(text) or {}).get(BASE)
-    base = _Lines(file, 0)
-    for one in [named] if isinstance(named, str) else named or ():
-        base.merge(_of_file(find_file(one, file.resolve().parent).resolve()))
-    if file.suffix == ".py":
-        names = {BASE: base}
-        _Script(file, names).follow(tree.body)
-        own = _Lines(file, 0, {name: names[name] for name in names if name != BASE})
-    else:
-        own = _of_node(file, 0, yaml.compose(text, yaml.SafeLoader))  # JSON is YAML too
-    base.merge(own)
-    return base
+    def find(self, keys: _Keys, end: int | None = None) -> _Place:
+        """Return where the settings before ``end`` set ``keys``, or the first few of them."""
+        best = _Place(len(keys), self._file, 0)
+        for index in reversed(range(len(self._settings) if end is None else end)):
+            path, value, line, is_merged = self._settings[index]
+            if len(path) <= len(keys) and all(map(_is_same, path, keys)):
+                best = _nearer(best, self._find_in(value, line, keys[len(path) :], index))
+                if best.num_left == 0 or not is_merged:
+                    break
+        if best.num_left and keys[0] != BASE:
+            best = _nearer(best, self.find((BASE, *keys), end))
+        return best
 
+    def _find_in(self, value: Any, line: int, keys: _Keys, index: int) -> _Place:
+        """Return where ``keys`` are set within a value of the setting ``index``."""
+        here = _Place(len(keys), self._file, line)
+        if isinstance(value, tuple):
+            file, path = value
+            return _nearer(_File(file).find((*path, *keys)), here)
+        path = _path_of(value)
+        if path is not None:
+            return _nearer(self.find((*path, *keys), index), here)
+        pairs = list(_pairs(value))
+        # A list is not merged with an inherited one, and no dict that replaces it.
+        is_whole = (keys and isinstance(keys[0], int)) or DELETE in [key for key, *_ in pairs]
+        best = here
+        for key, item_line, item in reversed(pairs) if keys else ():
+            if key is None:  # **name, or dict(name)
+                best = _nearer(best, self._find_in(item, line, keys, index))
+            elif key == keys[0]:
+                best = _nearer(best, self._find_in(item, item_line, keys[1:], index))
+        return best._replace(num_left=0) if is_whole else best
 
-def _of_node(file: Path, line: int, node: Any) -> _Lines:
-    """Return the lines of a node of YAML."""
-    lines = _Lines(file, line)
-    if getattr(node, "id", "") == "sequence":
-        for index, one in enumerate(node.value):
-            lines.items[index] = _of_node(file, one.start_mark.line + 1, one)
-    elif getattr(node, "id", "") == "mapping":
-        for name, value in node.value:
-            own = _of_node(file, name.start_mark.line + 1, value)
-            if name.value == "<<":
-                lines.items = {**own.items, **lines.items}
-            else:
-                lines.items[name.value] = own
-    return lines
+    def _inherited(self, target: _Keys, base: str, path: _Keys) -> _Setting:
+        file = find_file(base, self._file.resolve().parent).resolve()
+        return _Setting(target, (file, path), 0, is_merged=True)
 
-
-class _Script:
-    """Follows what the statements of a Python file set by literals and names."""
-
-    def __init__(self, file: Path, names: dict[str, _Lines]) -> None:
-        self._file, self._names = file, names
-
-    def follow(self, statements: Sequence[ast.stmt]) -> None:
+    def _of_statements(self, statements: Sequence[ast.stmt]) -> Iterator[_Setting]:
+        """Yield what statements set, in the order of the file."""
         for statement in statements:
             if is_block(statement):
                 for one in statement.body:  # type: ignore[attr-defined]
-                    self._inherit(one)
+                    for name in one.names:
+                        is_all = name.name == "*"
+                        target = () if is_all else (name.asname or name.name,)
+                        yield self._inherited(target, path_of(one), () if is_all else (name.name,))
             elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-                self._follow_one(statement)
-                for name in ("body", "handlers", "orelse", "finalbody"):
-                    self.follow(getattr(statement, name, ()))
+                for expression, value, is_merged in _changes(statement):
+                    path = _path_of(expression)
+                    if path is not None:
+                        yield _Setting(path, value, value.lineno, is_merged)
+                for part in ("body", "handlers", "orelse", "finalbody"):
+                    yield from self._of_statements(getattr(statement, part, ()))
 
-    def _inherit(self, statement: ast.ImportFrom) -> None:
-        inherited = _of_file(find_file(path_of(statement), self._file.parent).resolve()).items
-        for name in statement.names:
-            if name.name == "*":
-                self._names.update(inherited)
-            elif name.name in inherited:
-                self._names[name.asname or name.name] = inherited[name.name]
 
-    def _follow_one(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                self._assign(target, statement.value)
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            self._assign(statement.target, statement.value)
-        elif isinstance(statement, ast.AugAssign):
-            self._change(statement.target, "", statement)
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            method = statement.value.func
-            if isinstance(method, ast.Attribute):
-                self._change(method.value, method.attr, statement)
+def _nearer(best: _Place, other: _Place) -> _Place:
+    return other if other.num_left < best.num_left else best
 
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Name):
-            self._names[target.id] = self._value(value)
-        elif isinstance(target, ast.Tuple):
-            for one in target.elts:
-                self._assign(one, target)
-        elif isinstance(target, (ast.Attribute, ast.Subscript)):
-            holder, key = self._holder(target)
-            if holder is not None:
-                holder.items[key] = self._value(value)
 
-    def _change(self, target: ast.expr, method: str, statement: Any) -> None:
-        lines = self._look_up(target)
-        if lines is None:
-            return
-        if method in ("update", "merge"):
-            lines.merge(self._value(statement.value))
-            return
-        lines.file, lines.line = self._file, statement.lineno
-        # The items of a list may have shifted.
-        lines.items = {key: one for key, one in lines.items.items() if not isinstance(key, int)}
+def _is_same(part: Any, key: Any) -> bool:
+    """Return whether two keys are equal; an index from the end may be any."""
+    return part == key or (isinstance(part, int) and part < 0 and isinstance(key, int))
 
-    def _value(self, node: ast.expr) -> _Lines:
-        """Return the lines of an expression; those of a name are shared, as its value is."""
-        lines = _Lines(self._file, node.lineno)
-        pairs: list[tuple[Any, ast.expr]] = []
-        if isinstance(node, ast.Dict):
-            pairs = [
-                (getattr(key, "value", None), value)
-                for key, value in zip(node.keys, node.values, strict=True)
-            ]
-        elif isinstance(node, (ast.List, ast.Tuple)):
-            pairs = list(enumerate(node.elts))
-        elif isinstance(node, ast.Call):  # dict(...), or a method that takes the same
-            if isinstance(node.func, ast.Attribute) or getattr(node.func, "id", "") == "dict":
-                pairs = [(None, one) for one in node.args]
-                pairs += [(one.arg, one.value) for one in node.keywords]
-        else:
-            lines = self._look_up(node) or lines
-        for key, value in pairs:
-            if key is None:  # **name, or dict(name)
-                lines.items.update(self._value(value).copy().items)
+
+def _changes(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | ast.stmt, bool]]:
+    """Yield what a statement changes, the value for it, and whether that is merged.
+
+    The value is the statement itself where it is computed.
+    """
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Tuple):
+                yield from ((one, statement, False) for one in target.elts)
             else:
-                lines.items[key] = self._value(value)
-        return lines
+                yield target, statement.value, False
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield statement.target, statement.value, False
+    elif isinstance(statement, ast.AugAssign):
+        yield statement.target, statement, True
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        method = statement.value.func
+        if isinstance(method, ast.Attribute):
+            is_update = method.attr in ("update", "merge")
+            yield method.value, statement.value if is_update else statement, True
 
-    def _look_up(self, node: ast.expr) -> _Lines | None:
-        """Return the lines of an expression such as ``a.b[0]``."""
-        if isinstance(node, ast.Name):
-            return self._names.get(node.id)
-        if not isinstance(node, (ast.Attribute, ast.Subscript)):
-            return None
-        holder, key = self._holder(node)
-        return None if holder is None else holder.items.get(key)
 
-    def _holder(self, node: ast.Attribute | ast.Subscript) -> tuple[_Lines | None, Any]:
-        """Return the lines of ``a`` in ``a.b`` or ``a["b"]``, and the key ``"b"``."""
-        holder = self._look_up(node.value)
-        if isinstance(node, ast.Attribute):
-            return holder, node.attr
-        try:
-            key = ast.literal_eval(node.slice)
-        except ValueError:
-            return None, None
-        if holder is not None and isinstance(key, int) and key < 0:
-            key += len(holder.items)
-        return holder, key
+def _path_of(node: Any) -> _Keys | None:
+    """Return ``("a", "b", 0)`` for the expression ``a.b[0]``, ``None`` for another one."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return None
+    holder = _path_of(node.value)
+    try:
+        key = node.attr if isinstance(node, ast.Attribute) else ast.literal_eval(node.slice)
+    except ValueError:
+        return None
+    return None if holder is None else (*holder, key)
+
+
+def _pairs(node: Any) -> Iterator[tuple[Any, int, Any]]:
+    """Yield key, line and node of each item; the key of a dict that is put in is ``None``."""
+    kind = getattr(node, "id", "")  # of PyYAML
+    if kind == "mapping":
+        for key, item in node.value:
+            yield None if key.value == "<<" else key.value, key.start_mark.line + 1, item
+    elif kind == "sequence":
+        for index, item in enumerate(node.value):
+            yield index, item.start_mark.line + 1, item
+    elif isinstance(node, ast.Dict):
+        for name, item in zip(node.keys, node.values, strict=True):
+            yield getattr(name, "value", None), item.lineno, item
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        yield from ((index, item.lineno, item) for index, item in enumerate(node.elts))
+    elif isinstance(node, ast.Call) and (
+        isinstance(node.func, ast.Attribute) or getattr(node.func, "id", "") == "dict"
+    ):  # dict(...), or a method that takes the same
+        yield from ((None, item.lineno, item) for item in node.args)
+        yield from ((item.arg, item.value.lineno, item.value) for item in node.keywords)

@@ -14,8 +14,6 @@ from mm_runner.errors import ConfigError, did_you_mean
 
 from ._config_dict import copy_containers
 
-__all__ = ["substitute", "write_values"]
-
 _NAME = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
 # A name or a variable in a text; MMEngine also has quotes within the braces.
 _BRACES = re.compile(

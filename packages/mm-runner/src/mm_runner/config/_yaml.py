@@ -12,8 +12,6 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["parse_yaml"]
-
 
 def parse_yaml(file: Path, text: str) -> Any:
     """Parse the text of a file; nothing of it is run."""

@@ -19,8 +19,6 @@ from mm_runner.optim import named_wrappers
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["GradientSpikeHook"]
-
 # Weight of a new norm in the running mean.
 _MOMENTUM = 0.02
 

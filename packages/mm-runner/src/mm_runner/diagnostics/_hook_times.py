@@ -15,8 +15,6 @@ from mm_runner.hooks._hook import check_integer
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["HookTimesHook"]
-
 _NUM_LOGGED = 3
 
 

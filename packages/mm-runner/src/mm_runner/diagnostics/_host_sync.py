@@ -18,8 +18,6 @@ from mm_runner.hooks._hook import check_integer
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["HostSyncHook"]
-
 _MESSAGE = "called a synchronizing"
 _PACKAGES = ("torch", "mm_runner", "mm_dist", "mm_amp", "mm_compile", "mm_npu")
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)

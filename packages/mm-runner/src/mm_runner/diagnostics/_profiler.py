@@ -8,25 +8,25 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
 from mm_runner.hooks._hook import check_integer
+from mm_runner.registry import check_section
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
     from mm_runner.run_view import RunView
 
-__all__ = ["NPUProfilerHook", "ProfilerHook"]
-
-# Keys of on_trace_ready by its type.
+# Keys of on_trace_ready, with the types of their values.
 _READY = {
-    "log_trace": {"type", "sort_by", "row_limit"},
-    "tb_trace": {"type", "dir_name", "worker_name"},
+    "type": Literal["log_trace", "tb_trace"],
+    **dict.fromkeys(("sort_by", "dir_name", "worker_name"), str),
+    "row_limit": int,
 }
 
 
@@ -76,16 +76,8 @@ class ProfilerHook(Hook):
         check_integer("ProfilerHook.profile_times", profile_times, least=1)
         if not activity_with_cpu and not activity_with_cuda:
             raise ConfigError("ProfilerHook: both activities are False; switch one on.")
-        ready = on_trace_ready
-        is_known = ready is None or callable(ready)
-        if isinstance(ready, Mapping):
-            is_known = _READY.get(str(ready.get("type")), set()).issuperset(ready)
-        if not is_known:
-            raise ConfigError(
-                "ProfilerHook.on_trace_ready: a function, or a dict with type='log_trace' or "
-                f"'tb_trace' and keys {' or '.join(str(sorted(keys)) for keys in _READY.values())} "
-                f"is needed, got {ready!r}."
-            )
+        if isinstance(on_trace_ready, Mapping):
+            check_section(on_trace_ready, "ProfilerHook.on_trace_ready", _READY)
         self.by_epoch, self.profile_times = by_epoch, profile_times
         self.schedule = {"wait": 0, "warmup": 0, "active": 1, **schedule} if schedule else None
         self.on_trace_ready = on_trace_ready
@@ -102,28 +94,20 @@ class ProfilerHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
-        if runner.rank != 0:
-            return
-        end = runner.max_epochs if self.by_epoch else runner.max_iters
-        if self.profile_times > end:
-            raise ConfigError(
-                f"ProfilerHook.profile_times: {self.profile_times} was given, and the run has "
-                f"{end} {'epochs' if self.by_epoch else 'steps'}."
-            )
         self._left, self._num_written = self.profile_times, 0
-        self._profiler = self._build(runner, self._device_type or runner.device.type)
-        self._profiler.start()
+        if runner.rank == 0:
+            self._profiler = self._build(runner, self._device_type or runner.device.type)
+            self._profiler.start()
 
     @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if self._profiler is None:
-            return
-        with warnings.catch_warnings():
-            # Each turn of a schedule has a file of its own, so it may forget the one before.
-            warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
-            self._profiler.step()
+        if self._profiler is not None:
+            with warnings.catch_warnings():
+                # Each turn of a schedule has a file of its own, so it may forget the one before.
+                warnings.filterwarnings("ignore", ".*clears events at the end of each cycle")
+                self._profiler.step()
         if not self.by_epoch:
             self._count()
 
@@ -167,7 +151,7 @@ class ProfilerHook(Hook):
             ) from error
         ready = self.on_trace_ready
         write: Callable[[Any], None] = partial(self._export, runner)
-        if isinstance(ready, Mapping) and ready["type"] == "tb_trace":
+        if isinstance(ready, Mapping) and ready.get("type") == "tb_trace":
             # That of torch_npu has to be made before anything is recorded: it says where to.
             directory = ready.get("dir_name") or str(Path(runner.log_dir) / "tf_tracing_logs")
             write = profiler.tensorboard_trace_handler(directory, ready.get("worker_name"))
@@ -191,7 +175,7 @@ class ProfilerHook(Hook):
 
     def _log_table(self, runner: RunView, done: profile) -> None:
         options = {"sort_by": "self_cpu_time_total", "row_limit": 100, **self.on_trace_ready}  # type: ignore[dict-item]
-        options.pop("type")
+        options.pop("type", None)
         runner.logger.info(f"ProfilerHook:\n{done.key_averages().table(**options)}")
 
 
@@ -212,7 +196,7 @@ class NPUProfilerHook(ProfilerHook):
 
     Raises:
         ConfigError: If ``begin`` and ``end`` are no steps in this order; when the training begins,
-            if it has fewer steps, or there is no NPU.
+            if there is no NPU.
 
     Example:
         >>> hook = NPUProfilerHook(begin=10, end=15)  # or dict(type="NPUProfilerHook", ...)
@@ -250,7 +234,6 @@ class NPUProfilerHook(ProfilerHook):
         )
         self.exit_after_profiling = exit_after_profiling
         self.ge_profiling_to_std_out = ge_profiling_to_std_out
-        self._steps = 0
 
     @override
     def before_train(self, runner: RunView) -> None:
@@ -263,7 +246,6 @@ class NPUProfilerHook(ProfilerHook):
             )
         if self.ge_profiling_to_std_out:
             os.environ.setdefault("GE_PROFILING_TO_STD_OUT", "1")
-        self._steps = 0
         super().before_train(runner)
 
     @override
@@ -271,8 +253,7 @@ class NPUProfilerHook(ProfilerHook):
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
-        self._steps += 1
-        if self._steps == self.profile_times and self.exit_after_profiling:
+        if self._left == 0 and self.exit_after_profiling:
             runner.logger.info(
                 f"NPUProfilerHook: step {runner.iter + 1} was the last to profile; the program "
                 "ends. exit_after_profiling=False continues."

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = ["ThroughputHook"]
-
 # Share of a step by which a rank must lag behind to be reported; less is noise.
 _LAG_SHARE = 0.05
 

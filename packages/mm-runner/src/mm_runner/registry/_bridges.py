@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     FindLogger = Callable[[], logging.Logger | None]
 
-__all__ = ["Bridge", "adopt", "bridges", "derives_from_library", "is_bridged", "prepare_libraries"]
-
 
 class Bridge(Protocol):
     """What a bridge to a library provides."""

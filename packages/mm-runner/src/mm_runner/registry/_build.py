@@ -22,18 +22,6 @@ from ._scope import DefaultScope, in_default_scope
 if TYPE_CHECKING:
     from ._registry import Registry
 
-__all__ = [
-    "build_from_cfg",
-    "check_arguments",
-    "check_cfg",
-    "check_section",
-    "check_type",
-    "holds_configs",
-    "need_mapping",
-    "path_within",
-    "short_repr",
-]
-
 _LONGEST_REPR = 120
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # How alike a name must be to a known one to be offered in its place; and, where a component takes

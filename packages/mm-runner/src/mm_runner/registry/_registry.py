@@ -20,8 +20,6 @@ from ._scope import DefaultScope, in_default_scope, note_origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Registry"]
-
 Component = TypeVar("Component", bound="Callable[..., Any]")
 
 
@@ -165,23 +163,22 @@ class Registry:
         found = None
         if is_asked and library:
             found = self._ask_bridges(name.rpartition(".")[2], library)
-        if found is not None:
-            return found
         for one in registry.lineage:
-            found = one.find(bare)
-            if found is not None:
-                return found
-        if is_asked and ":" not in bare and "." not in bare:
+            found = one.find(bare) if found is None else found
+        if found is None and is_asked and ":" not in bare and "." not in bare:
             found = self._ask_bridges(bare, None)
         if found is not None:
             return found
         if ":" in name or "." in name:
-            hint = ""
+            remedy = "Write it as 'package.module:Name' of something that can be imported."
+            last = name.replace(":", ".").rpartition(".")[2]
+            if last in self.names():
+                remedy = f"{last!r} is registered here without a scope: write type={last!r}."
             if library and is_asked:
-                hint = f" The registries of {library} have no such name."
+                remedy += f" The registries of {library} have no such name."
             elif library and importlib.util.find_spec("mmengine") is not None:
-                hint = f" A name in the registries of {library} needs default_scope={library!r}."
-            return self._import(name, hint)
+                remedy += f" A name in the registries of {library} needs default_scope={library!r}."
+            return _load(name, f"The {self.name} {name!r} was asked for by import path", remedy)
         names = sorted({*others, *(known for one in registry.lineage for known in one.names())})
         raise ComponentNotFoundError(
             f"No {self.name} named {name!r}; there are: {', '.join(names) or 'none'}."
@@ -283,38 +280,30 @@ class Registry:
                 "import path 'package.module:Name' as type."
             )
         for entry in advertised.values():
-            try:
-                return entry.load()  # type: ignore[no-any-return]
-            except (ImportError, AttributeError) as error:
-                raise ComponentNotFoundError(
-                    f"{self.name} {name!r} is advertised by the package "
-                    f"{entry.dist and entry.dist.name} as {entry.value}, which cannot be "
-                    f"imported: {with_place(error)}. Mend or reinstall that package."
-                ) from error
+            package = entry.dist and entry.dist.name
+            asked = f"The {self.name} {name!r} was found as {entry.value} of the package {package}"
+            return _load(entry.value, asked, "Mend or reinstall that package.")
         return None
 
-    def _import(self, path: str, hint: str) -> Callable[..., Any]:
-        module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
-        remedy = "Write it as 'package.module:Name' of something that can be imported."
-        if attribute in self.names():
-            remedy = f"{attribute!r} is registered here without a scope: write type={attribute!r}."
-        remedy += hint
-        asked = f"The {self.name} {path!r} was asked for by import path"
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing and f"{module_name}.".startswith(f"{missing}."):
-                raise ComponentNotFoundError(f"{asked}, which gave {error}. {remedy}") from error
-            raise ComponentNotFoundError(
-                f"{asked}; importing {module_name!r} failed: {with_place(error)}."
-            ) from error
-        if not hasattr(module, attribute):
-            raise ComponentNotFoundError(
-                f"{asked}; the module {module_name!r} has no {attribute!r}."
-                f"{did_you_mean(attribute, vars(module))} {remedy}"
-            )
-        return getattr(module, attribute)  # type: ignore[no-any-return]
+
+def _load(path: str, asked: str, remedy: str) -> Callable[..., Any]:
+    """Return what an import path leads to; messages begin with ``asked``."""
+    module_name, _, attribute = path.rpartition(":" if ":" in path else ".")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise ComponentNotFoundError(f"{asked}, which gave {error}. {remedy}") from error
+        raise ComponentNotFoundError(
+            f"{asked}; importing {module_name!r} failed: {with_place(error)}."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ComponentNotFoundError(
+            f"{asked}; the module {module_name!r} has no {attribute!r}."
+            f"{did_you_mean(attribute, vars(module))} {remedy}"
+        )
+    return getattr(module, attribute)  # type: ignore[no-any-return]
 
 
 def _caller_scope() -> str:

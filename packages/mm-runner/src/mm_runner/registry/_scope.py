@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DefaultScope", "in_default_scope", "init_default_scope", "note_origin", "origins"]
-
 
 class DefaultScope:
     """A default scope, under MMEngine's names.

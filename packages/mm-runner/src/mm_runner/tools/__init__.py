@@ -6,29 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._convert import convert_mmengine_checkpoint
-    from ._crash import CrashBundleHook
-    from ._fast_dev_run import fast_dev_run
-    from ._find_batch_size import find_batch_size
-    from ._find_lr import find_learning_rate
-    from ._plan import make_plan
-    from ._plot import plot_rates, plot_runs, read_scalars
-    from ._replay import replay_crash
-    from ._verify_resume import verify_resume
-
-__all__ = [
-    "CrashBundleHook",
-    "convert_mmengine_checkpoint",
-    "fast_dev_run",
-    "find_batch_size",
-    "find_learning_rate",
-    "make_plan",
-    "plot_rates",
-    "plot_runs",
-    "read_scalars",
-    "replay_crash",
-    "verify_resume",
-]
+    from ._convert import convert_mmengine_checkpoint as convert_mmengine_checkpoint
+    from ._crash import CrashBundleHook as CrashBundleHook
+    from ._fast_dev_run import fast_dev_run as fast_dev_run
+    from ._find_batch_size import find_batch_size as find_batch_size
+    from ._find_lr import find_learning_rate as find_learning_rate
+    from ._plan import make_plan as make_plan
+    from ._plot import plot_rates as plot_rates
+    from ._plot import plot_runs as plot_runs
+    from ._plot import read_scalars as read_scalars
+    from ._replay import replay_crash as replay_crash
+    from ._verify_resume import verify_resume as verify_resume
 
 _MODULES = {
     "CrashBundleHook": "_crash",
@@ -43,6 +31,7 @@ _MODULES = {
     "replay_crash": "_replay",
     "verify_resume": "_verify_resume",
 }
+__all__ = [*_MODULES]  # noqa: PLE0604 - they are names
 
 
 def __getattr__(name: str) -> Any:

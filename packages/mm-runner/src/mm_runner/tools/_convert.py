@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,20 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from typing_extensions import override
 
-from mm_runner._torch_private import read_with
-from mm_runner._untrusted import check_nesting
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     clean_name,
     first_line,
     plain,
+    read_file,
     renamed,
     save_checkpoint_file,
 )
-from mm_runner.checkpoint._reading import RestrictedUnpickler, check_file, damaged
+from mm_runner.checkpoint._reading import TensorUnpickler
 from mm_runner.errors import CheckpointError
-
-__all__ = ["Conversion", "convert_mmengine_checkpoint"]
 
 _DROP = object()
 # What MMEngine, MMPretrain and MMDetection note in a group, and no optimizer reads.
@@ -76,7 +71,7 @@ def convert_mmengine_checkpoint(
     """
     source, target = Path(source), Path(target)
     left_out: dict[str, str] = {}
-    content = _read(source)
+    content: dict[Any, Any] = read_file(source, unpickler=_Unpickler)
     if content.pop("message_hub", None) is not None:  # scalars.jsonl begins anew
         left_out["message_hub"] = "MMEngine's logs"
     try:
@@ -89,27 +84,6 @@ def convert_mmengine_checkpoint(
     save_checkpoint_file(plain(checkpoint), target)
     meta = checkpoint["meta"]
     return Conversion(target, meta.get("epoch"), meta.get("iter"), list(checkpoint), left_out)
-
-
-def _read(path: Path) -> dict[Any, Any]:
-    is_archive = check_file(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.0, of itself
-            content = read_with(_Unpickler, path, is_archive=is_archive)
-        check_nesting(content, path.stat().st_size)
-    except CheckpointError:
-        raise
-    except _ForeignNameError as error:
-        raise CheckpointError(
-            f"{path} is refused, and nothing in it was run: {first_line(error)} Save its "
-            "state_dict again with torch.save, in a program that trusts it."
-        ) from error
-    except Exception as error:  # damaged or contrived bytes make the reader fail in any way
-        raise damaged(path, error) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dict.")
-    return content
 
 
 def _arrange(content: dict[Any, Any]) -> dict[str, Any]:
@@ -229,20 +203,9 @@ _INERT_NAMES = {
     ("collections", "defaultdict"),
     *(("builtins", name) for name in ("bytes", "dict", "getattr", "int", "list")),
 }
-_TORCH = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch._utils", "_rebuild_parameter"),
-    ("torch._utils", "_rebuild_tensor"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-}
 
 
-class _ForeignNameError(pickle.UnpicklingError):
-    """A file names a class or function outside the allow-list."""
-
-
-class _Unpickler(RestrictedUnpickler):
+class _Unpickler(TensorUnpickler):
     """Build tensors and primitives, and stand-ins for the objects of MMEngine and NumPy."""
 
     with_state = (_Inert,)
@@ -250,16 +213,11 @@ class _Unpickler(RestrictedUnpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         module = "builtins" if module == "__builtin__" else module
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("builtins", "set"):
-            return set
         if (module, name) in _INERT_NAMES or f"{module}.".startswith(_INERT_MODULES):
             return _inert("numpy" if module.startswith("numpy") else f"{module}.{name}")
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if (module, name) in _TORCH:
-            return super().find_class(module, name)
-        raise _ForeignNameError(
-            f"it names {module}.{name}, which is neither a tensor, a number nor a part of MMEngine."
-        )
+        if (module, name) == ("builtins", "set"):
+            return set
+        found = getattr(torch, name, None) if module == "torch" else None
+        if found is torch.device or isinstance(found, torch.dtype):
+            return found
+        return super().find_class(module, name)

@@ -23,8 +23,6 @@ from mm_runner.runner._logs import plain_config
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["CONFIG_FILE", "CrashBundleHook", "is_out_of_memory"]
-
 CONFIG_FILE = "config.yaml"
 
 _PACKAGES = ("torch", "mm-runner", "mm-dist", "mm-amp", "mm-compile", "mm-npu", "numpy", "triton")

@@ -21,8 +21,6 @@ from ._trial import trial_directory
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["fast_dev_run"]
-
 _PHASES = {"train": "trained", "val": "validated", "test": "tested"}
 
 

@@ -22,8 +22,6 @@ from ._trial import EndOfTrialError, endless_config, train_with, trial_directory
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["find_batch_size"]
-
 # Of the optimizer: the first makes its state, the second has it beside the gradients.
 _NUM_STEPS = 2
 _WHAT = "find-batch-size"

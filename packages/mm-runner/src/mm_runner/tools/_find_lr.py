@@ -20,8 +20,6 @@ from ._trial import EndOfTrialError, endless_config, train_with, trial_directory
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["LearningRateReport", "RatePoint", "find_learning_rate"]
-
 # Of the best loss: "How Do You Find A Good Learning Rate" (S. Gugger, 2018,
 # https://sgugger.github.io/how-do-you-find-a-good-learning-rate.html).
 _DIVERGED = 4.0

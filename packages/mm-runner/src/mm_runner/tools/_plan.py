@@ -20,7 +20,7 @@ from mm_runner.config import Config
 from mm_runner.data import DataSettings, build_dataloader, num_batches
 from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
-from mm_runner.hooks import EMAHook, build_hooks
+from mm_runner.hooks import build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.model import checkpointing_patterns, find_checkpointed, uncalled_step, unwrap_model
 from mm_runner.optim import (
@@ -36,11 +36,8 @@ from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
 from mm_runner.runner._resume import StartingPoint
 
-__all__ = ["make_plan"]
-
-_HALF = (torch.float16, torch.bfloat16)
-# Schedules are followed step by step: a few seconds at most.
-_MOST_STEPS = 200_000
+# Schedules are followed step by step, or epoch by epoch: a few seconds at most.
+_MOST_TURNS = 200_000
 _PARTS = 4
 
 _Lines = Iterator[tuple[str, str]]
@@ -234,27 +231,27 @@ class _Plan:
             )
         epoch_steps = (self.by_epoch and self.epoch_steps) or self.num_steps
         stride = epoch_steps if all(one.by_epoch for one in followed) else 1
-        last = self.num_steps - 1 if followed else 0
-        if last // stride > _MOST_STEPS:
-            last = _MOST_STEPS * stride
-            self.notes.append(f"The schedule is shown up to step {last}.")
-        key_steps = {last, *(last * part // _PARTS for part in range(_PARTS))}
+        num_turns = min(self.num_steps // stride, _MOST_TURNS) if followed else 1
+        if num_turns == _MOST_TURNS:
+            self.notes.append(f"The schedule is shown up to step {num_turns * stride}.")
+        shown = {(num_turns - 1) * part // _PARTS for part in range(_PARTS + 1)}
         for one in followed:
             unit = epoch_steps if one.by_epoch else 1
-            key_steps |= {one.begin * unit, one.end * unit}
-        key_strides = {step // stride for step in key_steps}
-        for step in range(0, last + 1, stride):
-            if step // stride in key_strides:
+            shown |= {one.begin * unit // stride, one.end * unit // stride}
+        for turn in range(num_turns):
+            if turn in shown:
+                step = turn * stride
                 rates = {
                     name: f"{float(one.optimizer.param_groups[0]['lr']):.4g}"
                     for name, one in self.wrappers.items()
                 }
                 epoch = f", epoch {step // epoch_steps}" if self.by_epoch else ""
                 yield "schedule", f"step {step}{epoch}: lr {_named(rates)}"
-            for one in followed:
-                if not one.by_epoch or (self.by_epoch and (step + stride) % epoch_steps == 0):
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # the optimizer does not step between
+            ends_epoch = self.by_epoch and (turn + 1) * stride % epoch_steps == 0
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the optimizer does not step between
+                for one in followed:
+                    if ends_epoch or not one.by_epoch:
                         one.step()
 
     def _memory_lines(self) -> _Lines:
@@ -267,18 +264,10 @@ class _Plan:
             "gradients": _size(trained),
             "optimizer": self._state_size(optimizers, trained),
         }
-        averages = sum(isinstance(hook, EMAHook) for hook in self.hooks)
-        if averages:
-            parts["average"] = averages * sum(
-                one.numel() * (4 if one.dtype in _HALF else one.element_size()) for one in trained
-            )
-        bucket_view = (self.cfg.get("model_wrapper_cfg") or {}).get("gradient_as_bucket_view")
-        if self.wrapper_name.endswith("DistributedDataParallel") and not bucket_view:
-            parts["DDP buckets"] = parts["gradients"]
         total = _mebibytes(sum(size or 0 for size in parts.values()))
         text = "; ".join(f"{name} {_mebibytes(size)}" for name, size in parts.items())
         yield "memory", f"{total} in each process: {text}"
-        yield "", "not counted: activations, batches, what kernels and communication need"
+        yield "", "not counted: activations, batches, averages, what kernels and DDP need"
 
     def _state_size(self, optimizers: list[Any], trained: list[Tensor]) -> int | None:
         """Take a step over parameters without values, and count what the optimizers keep."""

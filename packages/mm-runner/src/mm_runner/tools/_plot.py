@@ -11,8 +11,6 @@ from typing import Any
 
 from mm_runner.errors import ConfigError, MMRunnerError, WorkDirError, did_you_mean
 
-__all__ = ["plot_rates", "plot_runs", "read_scalars"]
-
 # Keys of a record that are no quantity, and quantities drawn only if they are asked for.
 _POSITION = ("mode", "epoch", "step")
 _ON_REQUEST = ("time", "data_time", "memory")

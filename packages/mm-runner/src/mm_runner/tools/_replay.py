@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner.checkpoint import check_resumable, load_checkpoint_file
+from mm_runner.checkpoint import check_resumable, find_latest_checkpoint, load_checkpoint_file
 from mm_runner.config import Config
 from mm_runner.errors import CheckpointError, ConfigError, text_of
 from mm_runner.hooks import Hook
@@ -22,8 +22,6 @@ from ._trial import EndOfTrialError, train_with
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
-
-__all__ = ["replay_crash"]
 
 # Keys of a bundle that a replay reads, and their types.
 _FACTS: dict[str, type] = {
@@ -140,9 +138,7 @@ def _is_own(path: Path) -> bool:
 
 def _checkpoint_before(work_dir: Path, step: int) -> Path | None:
     """Return the newest readable checkpoint of at most ``step`` steps."""
-    for path in sorted(work_dir.glob("*.pth"), key=lambda path: -path.stat().st_mtime):
-        if path.name.startswith("best_"):
-            continue  # without the optimizer
+    for path in find_latest_checkpoint(work_dir):
         try:
             content = load_checkpoint_file(path)
             check_resumable(content, path)

@@ -26,9 +26,6 @@ from mm_runner.runner._environment import fix_cublas_workspace, set_up_process
 if TYPE_CHECKING:
     from mm_runner.hooks import Hook
 
-__all__ = ["EndOfTrialError", "endless_config", "train_with", "training_config", "trial_directory"]
-
-_NEEDED = ("train_dataloader", "train_cfg", "optim_wrapper")
 # Keys without which a run only trains.
 _LEFT_OUT = (
     *("experiment_name", "visualizer", "log_writers"),
@@ -45,11 +42,8 @@ def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return a deep copy of ``cfg`` for a run that only trains, and leaves no crash bundle.
 
     Raises:
-        ConfigError: If it does not train, which the tool ``what`` needs, or cannot be copied.
+        ConfigError: If it cannot be copied; the message begins with ``what``, the tool.
     """
-    for key in _NEEDED:
-        if cfg.get(key) is None:
-            raise ConfigError(f"{key}: this key is missing; {what} needs {', '.join(_NEEDED)}.")
     left_out = {*_LEFT_OUT, *HOMES}  # variables of the file are no longer known as such
     try:
         copied = copy.deepcopy({name: one for name, one in cfg.items() if name not in left_out})
@@ -64,7 +58,7 @@ def training_config(cfg: Mapping[str, Any], what: str) -> dict[str, Any]:
 def endless_config(cfg: Mapping[str, Any], directory: Path, what: str) -> dict[str, Any]:
     """Return a copy of ``cfg`` for an endless training in ``directory`` without our hooks."""
     copied = training_config(cfg, what)
-    train_cfg = copied["train_cfg"]
+    train_cfg = copied.get("train_cfg")
     kind = train_cfg.get("type") if isinstance(train_cfg, Mapping) else object
     kind = LOOPS.get(kind) if isinstance(kind, str) else kind
     if kind in (None, EpochBasedTrainLoop, IterBasedTrainLoop):

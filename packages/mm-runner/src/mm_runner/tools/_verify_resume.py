@@ -26,8 +26,6 @@ from ._trial import EndOfTrialError, train_with, training_config, trial_director
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["ResumeReport", "verify_resume"]
-
 _MOST_LINES = 12
 # Steps before the stop, and after it.
 _NUM_STEPS = 5
@@ -154,24 +152,18 @@ class _Recorder(Hook):
             )
 
     @override
-    def before_train_iter(self, runner: RunView, batch_idx: int, data_batch: Any = None) -> None:
-        wrappers = named_wrappers(runner.optim_wrapper).values()
-        self.records[runner.iter + 1] = {
-            "data": copy.deepcopy(data_batch),
-            "random numbers": copy.deepcopy(rng_state(runner.device)),
-            "learning rates": [float(g["lr"]) for one in wrappers for g in one.param_groups],
-        }
-
-    @override
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        step = runner.iter + 1
-        if isinstance(outputs, dict):
-            self.records[step]["outputs"] = {
-                name: value.detach().clone() if isinstance(value, Tensor) else value
-                for name, value in outputs.items()
-            }
+        step, wrappers = runner.iter + 1, named_wrappers(runner.optim_wrapper).values()
+        named = outputs.items() if isinstance(outputs, dict) else ()
+        found = {
+            "data": data_batch,
+            "random numbers": rng_state(runner.device),
+            "learning rates": [float(g["lr"]) for one in wrappers for g in one.param_groups],
+            "outputs": {k: v.detach() if isinstance(v, Tensor) else v for k, v in named},
+        }
+        self.records[step] = copy.deepcopy(found)
         if runner.holds_gradients:
             return
         assert self.at_step is not None

@@ -32,8 +32,6 @@ from mm_runner.registry import (
     need_mapping,
 )
 
-__all__ = ["check_component", "check_optim_wrapper", "check_schedules"]
-
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
 # Infinity may be meant elsewhere, such as no limit of a norm.
 _FINITE = (

@@ -36,14 +36,6 @@ from mm_runner.reporting import build_log_processor, writer_configs
 
 from ._optim import check_component, check_optim_wrapper, check_schedules
 
-__all__ = [
-    "check_auto_scale",
-    "check_environment",
-    "check_randomness",
-    "check_train_loop",
-    "validate_run",
-]
-
 # Settings that the Runner reads from the full configuration only.
 _SETTINGS = {
     **dict.fromkeys(("channels_last", "crash_bundle", "device_prefetch"), bool),
