@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,14 +16,8 @@ from torch import Tensor
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-__all__ = ["METHODS", "MessageHub", "Statistic", "as_numbers"]
+__all__ = ["MessageHub", "Statistic", "as_numbers"]
 
-METHODS: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": lambda values: sum(values) / len(values),
-    "min": lambda values: min((one for one in values if not math.isnan(one)), default=math.nan),
-    "max": lambda values: max((one for one in values if not math.isnan(one)), default=math.nan),
-    "current": lambda values: values[-1],
-}
 _MOST_RESULTS = 100
 _RESULT = "result:"  # before the names of metrics in a state
 # Facts that are read of the run when they are asked for.
@@ -76,22 +71,23 @@ class ScalarWindow:
 
     def current(self) -> float:
         """Return the newest value."""
-        return self._newest("current", 1)
+        return self._newest(1)[0]
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
-        return self._newest("mean", window_size)
+        values = self._newest(window_size)
+        return sum(values) / len(values)
 
     def max(self, window_size: int | None = None) -> float:
-        """Return the greatest of these."""
-        return self._newest("max", window_size)
+        """Return the greatest of these that are numbers."""
+        return max(filterfalse(math.isnan, self._newest(window_size)), default=math.nan)
 
     def min(self, window_size: int | None = None) -> float:
-        """Return the least of these."""
-        return self._newest("min", window_size)
+        """Return the least of these that are numbers."""
+        return min(filterfalse(math.isnan, self._newest(window_size)), default=math.nan)
 
-    def _newest(self, method: str, window_size: int | None) -> float:
-        return float(METHODS[method](as_numbers(self._values[-(window_size or 0) :])))
+    def _newest(self, window_size: int | None) -> list[float]:
+        return list(map(float, as_numbers(self._values[-(window_size or 0) :])))
 
 
 class MessageHub:
@@ -247,8 +243,8 @@ class MessageHub:
         line = {name: sum(values) / len(values) for name, values in newest.items()}
         for one in self._statistics:
             if one.data_src in kept:
-                newest_values = kept[one.data_src][-one.window_size :]
-                line[one.name] = METHODS[one.method_name](newest_values)
+                window = ScalarWindow(kept[one.data_src][-one.window_size :])
+                line[one.name] = getattr(window, one.method_name)()
         return line
 
     def clear(self, phase: str) -> None:

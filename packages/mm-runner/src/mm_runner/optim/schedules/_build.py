@@ -106,12 +106,9 @@ def build_param_scheduler(
     given = {name: arguments.pop(name) for name in _OF_WINDOW if name in cfg}
     check_arguments(_window, given, where, is_partial=True)
     window, factor = _window(num_epochs, num_iters, epoch_length, where, **given)
-    build, is_users = kind, is_users_class(kind)
-    if is_users:
-        given.pop("convert_to_iter_based", None)
-        arguments |= {**given, "end": window["end"] // factor}
-        if factor != 1:
-            build, arguments["epoch_length"] = kind.build_iter_from_epoch, factor
+    build = kind
+    if is_users_class(kind):
+        build, arguments = _with_window(kind, arguments, window, factor, where)
         check_arguments(build, {**arguments, "optimizer": optimizer}, where, name=kind.__name__)
     elif isinstance(kind, type) and issubclass(kind, FamilySchedule):
         of_family = {name: one for name, one in arguments.items() if name != "param_name"}
@@ -120,8 +117,11 @@ def build_param_scheduler(
     else:
         if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
             raise ConfigError(f"{where}.type: it follows a metric; write 'ReduceOnPlateauLR'.")
-        arguments = _of_other_class(kind, arguments, window, factor, where)
-        build, arguments = TorchSchedule, {"cfg": arguments, "where": where, **window}
+        if factor != 1 or derives_from_library(kind):  # it knows of no window before its own
+            inner = {**window, "begin": 0, "end": window["end"] - window["begin"]}
+            kind, arguments = _with_window(kind, arguments, inner, factor, where)
+        cfg = {"type": kind, **arguments}
+        build, arguments = TorchSchedule, {"cfg": cfg, "where": where, **window}
     try:
         schedule: ParamScheduler = build(optimizer=optimizer, **arguments)
     except (ConfigError, TypeError, ValueError) as error:
@@ -157,24 +157,20 @@ def _window(
     return {**window, "by_epoch": by_epoch}, factor
 
 
-def _of_other_class(
-    kind: Any, arguments: dict[str, Any], window: Mapping[str, Any], factor: int, where: str
-) -> dict[str, Any]:
-    """Return the config of a class that is not ours, which knows of no window before its own."""
-    length = window["end"] - window["begin"]
-    converts = hasattr(kind, "build_iter_from_epoch")
-    if factor != 1 and not converts:
+def _with_window(
+    kind: Any, arguments: Mapping[str, Any], window: Mapping[str, Any], factor: int, where: str
+) -> tuple[Any, dict[str, Any]]:
+    """Return what builds a class that has a window, or converts itself, and the arguments."""
+    if factor == 1:
+        return kind, {**arguments, **window}
+    if not hasattr(kind, "build_iter_from_epoch"):
         name = getattr(kind, "__name__", kind)
         raise ConfigError(
             f"{where}.convert_to_iter_based: {name!r} cannot be converted; write its arguments in "
             "iterations, with by_epoch=False."
         )
-    if factor != 1:
-        kind = kind.build_iter_from_epoch
-        arguments |= {"begin": 0, "end": length // factor, "epoch_length": factor}
-    elif derives_from_library(kind):  # MMEngine's have a window
-        arguments |= {"begin": 0, "end": length, "by_epoch": window["by_epoch"]}
-    return {"type": kind, **arguments}
+    in_epochs = {name: window[name] // factor for name in ("begin", "end")}
+    return kind.build_iter_from_epoch, {**arguments, **in_epochs, "epoch_length": factor}
 
 
 def schedule_class(cfg: Mapping[str, Any], where: str) -> Any:
