@@ -32,8 +32,6 @@ from ._datasets import check_dataset
 from ._feed import has_streams
 from ._sampler import DataSettings, SeekableBatchSampler, batch_seed, seed_process
 
-__all__ = ["build_dataloader", "ignore_stop_signals", "num_batches"]
-
 _POLL_S = 5.0  # how often a worker looks whether its main process lives
 
 # Samplers of torch that give each process all samples.

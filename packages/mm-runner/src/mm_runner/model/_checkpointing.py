@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mm_runner.errors import ConfigError, did_you_mean
 
-__all__ = ["apply_activation_checkpointing", "checkpointing_patterns", "find_checkpointed"]
-
 _KEY = "activation_checkpointing"
 _compiler: Any = getattr(torch, "compiler", None)
 

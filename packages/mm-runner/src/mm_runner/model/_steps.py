@@ -12,15 +12,6 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
-__all__ = [
-    "eval_step_of",
-    "run_forward",
-    "run_train_step",
-    "train_step_of",
-    "uncalled_step",
-    "unwrap_model",
-]
-
 # What our step calls of a model besides its forward, and the packages whose train_step is that.
 _CALLED = ("data_preprocessor", "parse_losses")
 _SAME_STEP = ("mm_runner", "mmengine")

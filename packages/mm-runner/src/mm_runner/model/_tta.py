@@ -16,8 +16,6 @@ from mm_runner.registry import MODELS, build_from_cfg, short_repr
 from ._base_model import BaseModel
 from ._steps import eval_step_of
 
-__all__ = ["BaseTTAModel"]
-
 
 class BaseTTAModel(BaseModel):
     """Predicts for several views of each sample, such as flipped ones, and merges the predictions.

@@ -21,8 +21,6 @@ from mm_runner.loops import BaseLoop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LibraryEvaluator", "LibraryHook", "adopt", "find"]
-
 # MMEngine's root registry for each kind of component.
 _ROOTS = {
     "model": theirs.MODELS,

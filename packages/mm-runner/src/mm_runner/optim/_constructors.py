@@ -16,8 +16,6 @@ from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
 from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, need_mapping
 
-__all__ = ["DefaultOptimWrapperConstructor"]
-
 _FACTORS = {
     "lr_mult",
     "decay_mult",

@@ -20,14 +20,6 @@ from ._constructors import DefaultOptimWrapperConstructor
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "MultiOptimWrapperConstructor",
-    "build_optim_wrapper",
-    "holds_gradients",
-    "named_wrappers",
-    "scale_lr",
-]
-
 
 def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
     """Build an optimizer over the trainable parameters of ``model``, and its wrapper.

@@ -16,8 +16,6 @@ from torch import Tensor
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-__all__ = ["MessageHub", "Statistic", "as_numbers"]
-
 _MOST_RESULTS = 100
 _RESULT = "result:"  # before the names of metrics in a state
 # Facts that are read of the run when they are asked for.

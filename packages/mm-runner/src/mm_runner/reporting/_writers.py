@@ -11,15 +11,6 @@ from typing import Any, Protocol, TextIO
 
 from mm_runner.errors import ConfigError
 
-__all__ = [
-    "GuardedWriter",
-    "JsonLinesWriter",
-    "LogWriter",
-    "TensorBoardWriter",
-    "named_scalars",
-    "writer_configs",
-]
-
 _POSITION = ("mode", "epoch", "step", "axis")
 _MMENGINES_NAMES = {
     "LocalVisBackend": "JsonLinesWriter",

@@ -20,14 +20,6 @@ from ._torch_schedule import TorchSchedule
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = [
-    "build_param_scheduler",
-    "build_param_schedulers",
-    "is_users_class",
-    "named_schedulers",
-    "schedule_class",
-]
-
 _OF_WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
 
 

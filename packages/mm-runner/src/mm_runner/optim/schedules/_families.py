@@ -15,8 +15,6 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-__all__ = ["FAMILIES", "ReduceOnPlateau", "Shape"]
-
 # A smaller factor has lost its precision: the next value starts from the base.
 _TINY = 1e-12
 

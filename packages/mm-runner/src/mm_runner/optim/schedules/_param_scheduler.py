@@ -19,16 +19,6 @@ from ._families import FAMILIES, ReduceOnPlateau, Shape
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = [
-    "INF",
-    "FamilySchedule",
-    "LRSchedulerMixin",
-    "MomentumSchedulerMixin",
-    "ParamScheduler",
-    "is_plain",
-    "named_class",
-]
-
 INF = 10**9
 
 
