@@ -13,8 +13,8 @@ from mm_amp import OptimWrapperDict
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments, derives_from_library
 
-from ._families import FAMILIES
-from ._param_scheduler import FamilySchedule, ParamScheduler, named_class
+from ._families import FAMILIES, FamilySchedule, named_class
+from ._param_scheduler import ParamScheduler
 from ._torch_schedule import TorchSchedule
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def build_param_scheduler(
     elif isinstance(kind, type) and issubclass(kind, FamilySchedule):
         of_family = {name: one for name, one in arguments.items() if name != "param_name"}
         check_arguments(kind.family, of_family, where, name=kind.__name__)
-        arguments = {**kind.family.in_iters(arguments, factor), **window}
+        arguments = {**kind.in_iters(arguments, factor), **window}
     else:
         if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
             raise ConfigError(f"{where}.type: it follows a metric; write 'ReduceOnPlateauLR'.")

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.evaluator import score_of
-
-from ._families import FAMILIES, ReduceOnPlateau, Shape
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -183,8 +176,10 @@ class ParamScheduler:
             setattr(self, name, saved[name])
 
     def _own_attributes(self) -> dict[str, Any]:
+        # The arguments of a family are configuration.
+        others = _OURS | getattr(self, "__dataclass_fields__", {}).keys()
         own = vars(self).items()
-        return {name: one for name, one in own if name not in _OURS and is_plain(one)}
+        return {name: one for name, one in own if name not in others and is_plain(one)}
 
     def _value(self, group: Mapping[str, Any]) -> Any:
         if self.param_name == "momentum" and "momentum" not in group and "betas" in group:
@@ -212,75 +207,6 @@ class ParamScheduler:
             group["betas"] = (value, *group["betas"][1:])
 
 
-class FamilySchedule(ParamScheduler):
-    """Schedule of a family; the arguments of the family come after ``param_name``."""
-
-    family: type[Shape]
-
-    def __init__(self, optimizer: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
-        window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
-        self._course = self.family(*args, **kwargs)
-        self._course.length = window.get("end", INF) - window.get("begin", 0)
-        super().__init__(optimizer, param_name, **window)
-
-    @classmethod
-    @override
-    def build_iter_from_epoch(
-        cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
-    ) -> Any:
-        if cls.family.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
-            raise ConfigError(f"build_iter_from_epoch: give {cls.family.in_epochs[0]} by name.")
-        kwargs = cls.family.in_iters(kwargs, epoch_length or 1)
-        return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
-
-    @override
-    def _get_value(self) -> Sequence[float]:
-        step, groups = self.count - self.begin, self.optimizer.param_groups
-        return [self._course.value(step, *self._read(group)) for group in groups]
-
-    @override
-    def follow(self, metrics: Mapping[str, Any]) -> None:
-        """Update from the metrics of a validation.
-
-        Raises:
-            ConfigError: If the metric that it follows is not among them, or no number.
-        """
-        plateau = self._course
-        is_inside = self.begin <= self.count and (self.count < self.end or not self._has_own_end)
-        if not isinstance(plateau, ReduceOnPlateau) or not is_inside:
-            return
-        if plateau.follow(score_of(metrics, plateau.monitor, f"{self.where}.monitor")):
-            floors: Any = plateau.min_value
-            listed = floors if isinstance(floors, Sequence) else [floors]
-            for index, group in enumerate(self.optimizer.param_groups):
-                current, _ = self._read(group)
-                # A group beyond the list has the last floor.
-                new = max(current * plateau.factor, listed[min(index, len(listed) - 1)])
-                if current - new > plateau.eps:
-                    self._write(group, new)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "scheduler": dict(self._course.state)}
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the position. The values themselves are the optimizer's state.
-
-        A schedule that fills a longer run than the one it was saved in keeps its :attr:`end`: part
-        of its course is done, and the rest of another one does not follow from it.
-        """
-        super().load_state_dict(state_dict)
-        course, state = self._course, state_dict["scheduler"]
-        course.state = {name: state[name] for name in course.state}
-        length = state_dict.get("length", course.length)
-        if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
-            length = round(length * self._epoch_length / state_dict["epoch_length"])
-        if course.fills_window and not self._has_own_end:
-            course.length = min(length, course.length)
-            self.end = self.begin + course.length
-
-
 class LRSchedulerMixin:
     """Makes a schedule of any setting one of the learning rate; it stands before its class."""
 
@@ -295,41 +221,9 @@ class MomentumSchedulerMixin:
         super().__init__(optimizer, "momentum", *args, **kwargs)  # type: ignore[call-arg]
 
 
-_MIXINS = {"lr": LRSchedulerMixin, "momentum": MomentumSchedulerMixin}
-_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
 # Attributes that no checkpoint needs.
 _OURS = {"where", "param_name", "begin", "end", "by_epoch", "count"}
 _OURS |= {"_has_own_end", "_epoch_length"}
-
-
-@cache
-def named_class(name: str) -> type[FamilySchedule]:
-    """Return the class of a name of ``FAMILIES``; those of one setting derive from the general one.
-
-    Its arguments are ``optimizer``, ``param_name`` for the general one, those of the family, and by
-    keyword the others of :class:`ParamScheduler`.
-    """
-    family, setting = FAMILIES[name]
-    bases: tuple[type, ...] = (FamilySchedule,)
-    if setting is not None:
-        bases = (_MIXINS[setting], named_class(f"{family.__name__}ParamScheduler"))
-    content = {name: _of_course(name) for name in inspect.signature(family).parameters}
-    content |= {
-        "family": family,
-        "need_val_args": issubclass(family, ReduceOnPlateau),
-        "__doc__": family.__doc__,
-        "__module__": "mm_runner.optim",
-    }
-    return type(name, bases, content)
-
-
-def _of_course(name: str) -> Any:
-    """Return a property for an argument of the family."""
-    course = attrgetter("_course")
-    return property(
-        attrgetter(f"_course.{name}"),
-        lambda schedule, value: setattr(course(schedule), name, value),
-    )
 
 
 def is_plain(value: Any) -> bool:
