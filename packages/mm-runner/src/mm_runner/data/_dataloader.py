@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,11 +48,11 @@ def build_dataloader(
             object with indices and a length; or an ``IterableDataset``), optionally ``sampler``,
             ``batch_sampler``, ``collate_fn`` (a name, config or function; ``pseudo_collate`` by
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
-            ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
-            ignore), and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers
-            seed Python, torch and NumPy for each batch, by the seed of the run, the process, the
-            epoch and the batch. Unless said otherwise, workers stay over epochs (not those of an
-            iterable dataset), and batches for an accelerator are put into pinned memory.
+            ``worker_init_fn``, ``disable_subprocess_warning`` (MMEngine's, without effect), and
+            arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers seed Python,
+            torch and NumPy for each batch, by the seed of the run, the process, the epoch and the
+            batch. Unless said otherwise, workers stay over epochs (not those of an iterable
+            dataset), and batches for an accelerator are put into pinned memory.
         settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -71,12 +70,12 @@ def build_dataloader(
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
         options["collate_fn"] = _function(collate_fn)
+    options.pop("disable_subprocess_warning", None)
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
         _start_worker,
         seed=settings.seed,
         rank=settings.rank,
-        is_quiet=bool(options.pop("disable_subprocess_warning", False)),
         then=None if init is None else _function(init),
     )
     # Not the global generator: starting an epoch must not draw from the one that dropout uses.
@@ -212,12 +211,10 @@ def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) 
 
 
 def _start_worker(
-    worker_id: int, seed: int, rank: int, *, is_quiet: bool, then: Callable[[int], object] | None
+    worker_id: int, seed: int, rank: int, then: Callable[[int], object] | None
 ) -> None:
     """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``."""
     ignore_stop_signals()
-    if is_quiet and worker_id > 0:
-        warnings.simplefilter("ignore")
     # For what it draws before the first batch, and for iterable datasets, whose batches have no
     # indices. torch has seeded it already, but alike on ranks whose generators are alike.
     seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))

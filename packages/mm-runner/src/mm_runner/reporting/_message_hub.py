@@ -17,7 +17,7 @@ from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
 _MOST_RESULTS = 100
-_RESULT = "result:"  # before the names of metrics in a state
+_RESULT = "result:"  # before the names of metrics
 # Facts that are read of the run when they are asked for.
 _OF_RUN = ("epoch", "iter", "max_epochs", "max_iters", "seed", "cfg", "experiment_name")
 
@@ -117,7 +117,6 @@ class MessageHub:
         self._statistics = statistics
         # One deque for each scalar, for good: recorders hold on to it.
         self._scalars: dict[str, deque[Any]] = {}
-        self._results: dict[str, deque[float]] = {}  # of evaluations
         self._info: dict[str, Any] = {}
         self._run: Any = None
         self._read_rates: Callable[[], Mapping[str, float]] = dict
@@ -158,7 +157,8 @@ class MessageHub:
         if name not in self._scalars:
             source = name.partition("/")[2]
             sizes = [one.window_size for one in self._statistics if one.data_src == source]
-            self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
+            size = max([self._window_size, *sizes])
+            self._scalars[name] = deque(maxlen=_MOST_RESULTS if name.startswith(_RESULT) else size)
         return self._scalars[name].append
 
     def update_scalars(self, log_dict: Mapping[str, float | Tensor]) -> None:
@@ -176,8 +176,7 @@ class MessageHub:
         for name, value in metrics.items():
             number = as_number(value)
             if number is not None:
-                kept = self._results.setdefault(f"{phase}/{name}", deque(maxlen=_MOST_RESULTS))
-                kept.append(float(number))
+                self.recorder(f"{_RESULT}{phase}/{name}")(float(number))
 
     def get_scalar(self, name: str) -> ScalarWindow:
         """Return the newest values of a scalar, of which ``current()`` is the last.
@@ -191,7 +190,9 @@ class MessageHub:
         Raises:
             ConfigError: If there is no such scalar.
         """
-        known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
+        known: dict[str, Iterable[Any]] = {
+            key.removeprefix(_RESULT): kept for key, kept in self._filled().items()
+        }
         if name not in known:
             known.update({f"train/{key}": [one] for key, one in self._read_rates().items()})
         if name not in known:
@@ -252,18 +253,12 @@ class MessageHub:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a resumed run averages over the same steps."""
-        results = {f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()}
-        return {**self._read(self._filled()), **results}
+        return self._read(self._filled())
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.clear("")
-        self._results.clear()
         for name, values in state_dict.items():
-            if name.startswith(_RESULT):
-                kept = deque(map(float, values), maxlen=_MOST_RESULTS)
-                self._results[name.removeprefix(_RESULT)] = kept
-                continue
             record = self.recorder(name)
             for value in values:
                 record(value)
