@@ -13,8 +13,8 @@ from mm_amp import OptimWrapperDict
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
 from mm_runner.registry import PARAM_SCHEDULERS, check_arguments, derives_from_library
 
-from ._families import FAMILIES, FamilySchedule, named_class
-from ._param_scheduler import ParamScheduler
+from ._families import FAMILIES, named_class
+from ._param_scheduler import FamilySchedule, ParamScheduler
 from ._torch_schedule import TorchSchedule
 
 if TYPE_CHECKING:

@@ -3,123 +3,23 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import score_of
 
-from ._param_scheduler import LRSchedulerMixin, MomentumSchedulerMixin, ParamScheduler
+from ._param_scheduler import FamilySchedule, LRSchedulerMixin, MomentumSchedulerMixin
 
-_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
 # A smaller factor has lost its precision: the next value starts from the base.
 _TINY = 1e-12
-
-
-class FamilySchedule(ParamScheduler, ABC):
-    """Course of a setting within its window.
-
-    Each step starts from the current value, which another schedule may have changed: schedules that
-    act at once multiply. A family is a dataclass of the arguments that users write in the
-    configuration; :func:`named_class` makes a class of it that takes an optimizer before them.
-
-    Attributes:
-        family: The dataclass.
-        fills_window: Whether the values depend on the length of the window.
-        in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
-            a schedule by epoch is converted to one by iteration.
-        fractions: Arguments that lie from 0 to 1; a dataclass checks them.
-        counts: Arguments that are positive.
-    """
-
-    family: ClassVar[type[FamilySchedule]]
-    fills_window: bool = False
-    in_epochs: ClassVar[tuple[str, ...]] = ()
-    fractions: ClassVar[tuple[str, ...]] = ()
-    counts: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, optimizer: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
-        window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
-        self.family.__init__(self, *args, **kwargs)
-        super().__init__(optimizer, param_name, **window)
-
-    def __post_init__(self) -> None:
-        for name in self.fractions:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} was given; it lies from 0 to 1.")
-        for name in self.counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} was given; a positive number is needed.")
-        floors = getattr(self, "eta_min", None), getattr(self, "eta_min_ratio", None)
-        if None not in floors:
-            raise ConfigError(
-                f"eta_min={floors[0]!r} and eta_min_ratio={floors[1]!r} were given; give one of "
-                "them."
-            )
-
-    @classmethod
-    def in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
-        """Return the arguments with those that count epochs in iterations."""
-        converted = dict(arguments)
-        for name in cls.in_epochs:
-            value = arguments.get(name)
-            if isinstance(value, Sequence):
-                converted[name] = [one * epoch_length for one in value]
-            elif value is not None:
-                converted[name] = value * epoch_length
-        return converted
-
-    @classmethod
-    @override
-    def build_iter_from_epoch(
-        cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
-    ) -> Any:
-        if cls.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
-            raise ConfigError(f"build_iter_from_epoch: give {cls.in_epochs[0]} by name.")
-        kwargs = cls.in_iters(kwargs, epoch_length or 1)
-        return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
-
-    @property
-    def length(self) -> int:
-        """Steps of the window."""
-        return self.end - self.begin
-
-    @abstractmethod
-    def value(self, step: int, current: float, base: float) -> float:
-        """Return the value of one parameter group.
-
-        Args:
-            step: Steps since the window began, from 0.
-            current: The group's value before this step.
-            base: The group's value before any schedule acted on it.
-        """
-
-    @override
-    def _get_value(self) -> Sequence[float]:
-        step, groups = self.count - self.begin, self.optimizer.param_groups
-        return [self.value(step, *self._read(group)) for group in groups]
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the position. The values themselves are the optimizer's state.
-
-        A schedule that fills a longer run than the one it was saved in keeps its :attr:`end`: part
-        of its course is done, and the rest of another one does not follow from it.
-        """
-        super().load_state_dict(state_dict)
-        length = state_dict.get("length", self.length)
-        if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
-            length = round(length * self._epoch_length / state_dict["epoch_length"])
-        if self.fills_window and not self._has_own_end:
-            self.end = self.begin + min(length, self.length)
 
 
 class _Course(FamilySchedule):
