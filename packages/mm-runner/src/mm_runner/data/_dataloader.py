@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg, need_mapping
 
 from ._datasets import check_dataset
 from ._feed import has_streams
@@ -62,9 +62,7 @@ def build_dataloader(
     """
     if isinstance(cfg, DataLoader):
         return _split_by_rank(cfg, settings, where)
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
-    options = dict(cfg)
+    options = dict(need_mapping(cfg, where, "a DataLoader or a dict"))
     dataset = _dataset_of(options, settings, where)
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")

@@ -11,7 +11,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import mm_dist
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
-from mm_runner.registry import PARAM_SCHEDULERS, check_arguments, derives_from_library
+from mm_runner.registry import (
+    PARAM_SCHEDULERS,
+    check_arguments,
+    derives_from_library,
+    need_mapping,
+)
 
 from ._families import FAMILIES, named_class
 from ._param_scheduler import FamilySchedule, ParamScheduler
@@ -207,8 +212,7 @@ def _build_list(
         if isinstance(one, ParamScheduler):
             schedulers.append(one)
             continue
-        if not isinstance(one, Mapping):
-            raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
+        need_mapping(one, place, "a dict with the key 'type'")
         schedule = build_param_scheduler(optimizer, one, where=place, **run)
         schedulers.append(schedule)
         total = one.get("total_steps")
