@@ -87,8 +87,8 @@ class DefaultOptimWrapperConstructor:
                 "dict(type='SGD', lr=0.01)."
             )
         self.optim_wrapper_cfg, self._where = dict(optim_wrapper_cfg), where
-        given = {} if paramwise_cfg is None else paramwise_cfg
-        rules = need_mapping(given, f"{where}.paramwise_cfg")
+        rules = {} if paramwise_cfg is None else paramwise_cfg
+        need_mapping(rules, f"{where}.paramwise_cfg")
         self.paramwise_cfg = {key: value for key, value in rules.items() if value is not None}
         self.optimizer_cfg: Any = self.optim_wrapper_cfg.pop("optimizer")
         # The optimizer's own values of what multipliers apply to, given or by default.
