@@ -7,7 +7,6 @@ Name                                                Without it
 ``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
-``Tensor._version``                                 No change in place is noticed
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
 """
@@ -18,7 +17,6 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.optim import lr_scheduler
 from typing_extensions import override
 
@@ -27,12 +25,7 @@ from mm_runner.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "read_with",
-    "scheduler_base",
-    "stop_workers",
-    "version_of",
-]
+__all__ = ["read_with", "scheduler_base", "stop_workers"]
 
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
 
@@ -94,11 +87,6 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return torch's count of changes in place; tensors of inference mode have none."""
-    return -1 if tensor.is_inference() else getattr(tensor, "_version", -1)
 
 
 def scheduler_base() -> Any:

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence  # a tuple, of which a part must not be moved
 from torch.utils.data import default_collate as torch_collate
 
-__all__ = ["as_channels_last", "default_collate", "is_plain", "map_tensors", "pseudo_collate"]
-
 
 def pseudo_collate(batch: Sequence[Any]) -> Any:
     """Regroup samples field by field without stacking their tensors.

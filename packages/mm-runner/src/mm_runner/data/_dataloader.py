@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,13 +25,11 @@ from torch.utils.data import (
 )
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg, need_mapping
 
 from ._datasets import check_dataset
 from ._feed import has_streams
 from ._sampler import DataSettings, SeekableBatchSampler, batch_seed, seed_process
-
-__all__ = ["build_dataloader", "ignore_stop_signals", "num_batches"]
 
 _POLL_S = 5.0  # how often a worker looks whether its main process lives
 
@@ -51,11 +48,11 @@ def build_dataloader(
             object with indices and a length; or an ``IterableDataset``), optionally ``sampler``,
             ``batch_sampler``, ``collate_fn`` (a name, config or function; ``pseudo_collate`` by
             default, torch's for ``None``), ``num_batch_per_epoch`` (batches of one process),
-            ``worker_init_fn``, ``disable_subprocess_warning`` (which all workers but the first then
-            ignore), and arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers
-            seed Python, torch and NumPy for each batch, by the seed of the run, the process, the
-            epoch and the batch. Unless said otherwise, workers stay over epochs (not those of an
-            iterable dataset), and batches for an accelerator are put into pinned memory.
+            ``worker_init_fn``, ``disable_subprocess_warning`` (MMEngine's, without effect), and
+            arguments of ``DataLoader``. ``batch_size`` is that of one process. Workers seed Python,
+            torch and NumPy for each batch, by the seed of the run, the process, the epoch and the
+            batch. Unless said otherwise, workers stay over epochs (not those of an iterable
+            dataset), and batches for an accelerator are put into pinned memory.
         settings: Of the run.
         shuffle: What the default sampler does when ``cfg`` names none.
         where: Path of ``cfg`` in the configuration, for messages.
@@ -65,20 +62,18 @@ def build_dataloader(
     """
     if isinstance(cfg, DataLoader):
         return _split_by_rank(cfg, settings, where)
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"{where}: a DataLoader or a dict is needed, got {cfg!r}.")
-    options = dict(cfg)
+    options = dict(need_mapping(cfg, where, "a DataLoader or a dict"))
     dataset = _dataset_of(options, settings, where)
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
         options["collate_fn"] = _function(collate_fn)
+    options.pop("disable_subprocess_warning", None)
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
         _start_worker,
         seed=settings.seed,
         rank=settings.rank,
-        is_quiet=bool(options.pop("disable_subprocess_warning", False)),
         then=None if init is None else _function(init),
     )
     # Not the global generator: starting an epoch must not draw from the one that dropout uses.
@@ -214,12 +209,10 @@ def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) 
 
 
 def _start_worker(
-    worker_id: int, seed: int, rank: int, *, is_quiet: bool, then: Callable[[int], object] | None
+    worker_id: int, seed: int, rank: int, then: Callable[[int], object] | None
 ) -> None:
     """Ignore stop signals, seed the worker by its rank, and call the user's ``worker_init_fn``."""
     ignore_stop_signals()
-    if is_quiet and worker_id > 0:
-        warnings.simplefilter("ignore")
     # For what it draws before the first batch, and for iterable datasets, whose batches have no
     # indices. torch has seeded it already, but alike on ranks whose generators are alike.
     seed_process(batch_seed(torch.initial_seed() + seed, rank, -1, worker_id))

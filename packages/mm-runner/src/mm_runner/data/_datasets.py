@@ -20,13 +20,6 @@ from mm_runner.errors import ConfigError
 from mm_runner.registry import DATASETS, build_from_cfg, short_repr
 from mm_runner.registry._build import holds_configs
 
-__all__ = [
-    "ClassBalancedDataset",
-    "ConcatDataset",
-    "RepeatDataset",
-    "check_dataset",
-]
-
 
 def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None:
     """Check that samples can be drawn from ``dataset``, which is no config.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["BatchFeed", "DataPosition", "failing_sample", "has_streams"]
-
 _ATTRIBUTE = "_mm_runner_sample"
 
 

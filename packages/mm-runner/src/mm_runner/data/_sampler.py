@@ -19,18 +19,6 @@ from mm_runner.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
 
-__all__ = [
-    "DataSettings",
-    "DefaultSampler",
-    "InfiniteSampler",
-    "SeekableBatchSampler",
-    "announce_epoch",
-    "batch_seed",
-    "is_endless",
-    "samplers_of",
-    "seed_process",
-]
-
 # Indices turned into a list at a time.
 _CHUNK = 4096
 

@@ -19,8 +19,6 @@ from mm_runner.registry._build import path_within
 from ._metric import BaseMetric, as_number
 from ._predictions import select, size_of
 
-__all__ = ["Evaluator", "build_evaluator", "evaluator_type", "is_torch_metric"]
-
 # Where the words of a class's name begin.
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

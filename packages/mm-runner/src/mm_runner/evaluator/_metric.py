@@ -15,8 +15,6 @@ from mm_runner._main_process import run_on_main
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import short_repr
 
-__all__ = ["Accuracy", "BaseMetric", "as_number", "score_of"]
-
 
 class BaseMetric(ABC):
     """Collects results batch by batch on every rank, and reduces them at the end.

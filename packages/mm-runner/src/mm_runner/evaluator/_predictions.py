@@ -23,17 +23,6 @@ from mm_runner.registry import short_repr
 
 from ._metric import BaseMetric
 
-__all__ = [
-    "PREDICTION_SUFFIXES",
-    "DumpResults",
-    "join",
-    "layout_of",
-    "load_predictions",
-    "select",
-    "size_of",
-    "split",
-]
-
 PREDICTION_SUFFIXES = (".pkl", ".pickle", ".pth", ".pt")
 
 _logger = logging.getLogger(__name__)

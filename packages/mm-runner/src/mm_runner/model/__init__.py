@@ -14,14 +14,7 @@ from ._checkpointing import (
     checkpointing_patterns,
     find_checkpointed,
 )
-from ._steps import (
-    EvalStep,
-    TrainStep,
-    eval_step_of,
-    train_step_of,
-    uncalled_step,
-    unwrap_model,
-)
+from ._steps import eval_step_of, train_step_of, uncalled_step, unwrap_model
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
 
@@ -30,13 +23,11 @@ __all__ = [
     "BaseDataPreprocessor",
     "BaseModel",
     "BaseTTAModel",
-    "EvalStep",
     "ExponentialMovingAverage",
     "MMDistributedDataParallel",
     "MomentumAnnealingEMA",
     "StochasticWeightAverage",
     "Supervised",
-    "TrainStep",
     "apply_activation_checkpointing",
     "checkpointing_patterns",
     "eval_step_of",

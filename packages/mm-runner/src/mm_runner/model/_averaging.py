@@ -15,13 +15,6 @@ from mm_runner.errors import CheckpointError, ConfigError
 
 from ._steps import unwrap_model
 
-__all__ = [
-    "AveragedWeights",
-    "ExponentialMovingAverage",
-    "MomentumAnnealingEMA",
-    "StochasticWeightAverage",
-]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

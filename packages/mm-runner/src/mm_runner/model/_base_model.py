@@ -17,8 +17,6 @@ from mm_runner.registry import MODELS, build_from_cfg, short_repr
 
 from ._steps import run_forward, run_train_step
 
-__all__ = ["BaseDataPreprocessor", "BaseModel"]
-
 
 class BaseDataPreprocessor(nn.Module):
     """Moves every tensor of a batch to the device this module was moved to.

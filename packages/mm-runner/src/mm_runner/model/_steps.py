@@ -12,20 +12,6 @@ import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import MODEL_WRAPPERS
 
-__all__ = [
-    "EvalStep",
-    "TrainStep",
-    "eval_step_of",
-    "run_forward",
-    "run_train_step",
-    "train_step_of",
-    "uncalled_step",
-    "unwrap_model",
-]
-
-TrainStep = Callable[[Any, Any], Any]
-EvalStep = Callable[[Any], Any]
-
 # What our step calls of a model besides its forward, and the packages whose train_step is that.
 _CALLED = ("data_preprocessor", "parse_losses")
 _SAME_STEP = ("mm_runner", "mmengine")
@@ -41,7 +27,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def train_step_of(model: nn.Module) -> TrainStep:
+def train_step_of(model: nn.Module) -> Callable[[Any, Any], Any]:
     """Return the function that takes ``(data, optim_wrapper)`` and trains one step.
 
     A wrapper without ``train_step`` (torch's DistributedDataParallel, a subclass of it) is stepped
@@ -65,7 +51,7 @@ def train_step_of(model: nn.Module) -> TrainStep:
     )
 
 
-def eval_step_of(model: nn.Module, name: str) -> EvalStep:
+def eval_step_of(model: nn.Module, name: str) -> Callable[[Any], Any]:
     """Return the function that takes a batch and returns predictions.
 
     Args:

@@ -13,8 +13,6 @@ from mm_runner.registry import FUNCTIONS, MODELS, build_from_cfg
 
 from ._base_model import BaseModel
 
-__all__ = ["Supervised"]
-
 Keys = str | Sequence[str]
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import join, layout_of, split
 from mm_runner.registry import MODELS, build_from_cfg, short_repr
 
-from ._base_model import BaseModel
 from ._steps import eval_step_of
 
-__all__ = ["BaseTTAModel"]
 
-
-class BaseTTAModel(BaseModel):
+class BaseTTAModel(nn.Module, ABC):
     """Predicts for several views of each sample, such as flipped ones, and merges the predictions.
 
     Override :meth:`merge_preds`. Each sample of the dataset holds its views in lists; a batch is
@@ -65,20 +61,12 @@ class BaseTTAModel(BaseModel):
             One prediction for each sample, of the same form.
         """
 
-    @override
-    def forward(self, *args: Any, mode: str = "tensor", **kwargs: Any) -> Any:
-        """Raise: there is nothing but :meth:`test_step` and :meth:`val_step`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} predicts by test_step(data) only; train the model within."
-        )
-
-    @override
     def test_step(self, data: Any) -> Any:
         """Return the merged predictions for one batch, in the form that the model returns."""
         return self._merged(data, "test_step")
 
-    @override
     def val_step(self, data: Any) -> Any:
+        """Return the same for a batch of the validation set."""
         return self._merged(data, "val_step")
 
     def _merged(self, data: Any, name: str) -> Any:

@@ -13,8 +13,6 @@ from mmengine.evaluator import Evaluator as TheirEvaluator
 from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.hooks import Hook as TheirHook
 from mmengine.runner import BaseLoop as TheirLoop
-from mmengine.structures import BaseDataElement
-from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
@@ -22,8 +20,6 @@ from mm_runner.loops import BaseLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["LibraryHook", "LibraryMetric", "adopt", "find"]
 
 # MMEngine's root registry for each kind of component.
 _ROOTS = {
@@ -90,7 +86,7 @@ def adopt(kind: str, value: Any) -> Any:
         }
         return type(type(value).__name__, (LibraryHook,), stages)(value)
     if kind == "metric" and isinstance(value, BaseMetric):
-        return LibraryMetric(value)
+        return LibraryEvaluator(TheirEvaluator(value))
     if kind == "metric" and isinstance(value, TheirEvaluator):
         return LibraryEvaluator(value)
     if kind == "loop" and isinstance(value, TheirLoop) and hasattr(value, "max_epochs"):
@@ -113,54 +109,35 @@ class LibraryHook(Hook):
         self.priority = hook.priority
 
 
-class LibraryMetric:
-    """A metric of MMEngine, which takes predictions as dicts.
+class LibraryEvaluator:
+    """An evaluator of MMEngine, which makes dicts of data elements, as one metric of ours.
 
     Args:
-        metric: Of MMEngine or one of its libraries.
+        evaluator: Of MMEngine or one of its libraries.
     """
 
-    def __init__(self, metric: Any) -> None:
-        self.metric = metric
+    def __init__(self, evaluator: TheirEvaluator) -> None:
+        self.evaluator = evaluator
 
     @property
     def dataset_meta(self) -> Any:
         """The dataset's ``metainfo``."""
-        return self.metric.dataset_meta
+        return self.evaluator.dataset_meta
 
     @dataset_meta.setter
     def dataset_meta(self, value: Any) -> None:
-        self.metric.dataset_meta = value
+        self.evaluator.dataset_meta = value
 
     def reset(self) -> None:
         """Clear the results of an interrupted evaluation."""
-        self.metric.results.clear()
+        for metric in self.evaluator.metrics:
+            metric.results.clear()
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
-        """Pass the predictions for one batch, data elements as dicts."""
-        samples = [
-            one.to_dict() if isinstance(one, BaseDataElement) else one for one in data_samples
-        ]
-        self.metric.process(data_batch, samples)
+        """Pass the predictions for one batch."""
+        self.evaluator.process(data_samples, data_batch)
 
     def evaluate(self, size: int) -> dict[str, Any]:
         """Gather and reduce what was collected."""
-        metrics: dict[str, Any] = self.metric.evaluate(size)
+        metrics: dict[str, Any] = self.evaluator.evaluate(size)
         return metrics
-
-
-class LibraryEvaluator(LibraryMetric):
-    """An evaluator that derives from MMEngine's, as one metric.
-
-    Args:
-        metric: The evaluator.
-    """
-
-    @override
-    def reset(self) -> None:
-        for one in self.metric.metrics:
-            one.results.clear()
-
-    @override
-    def process(self, data_batch: Any, data_samples: Any) -> None:
-        self.metric.process(data_samples, data_batch)  # it makes dicts of data elements itself

@@ -20,8 +20,6 @@ from mm_runner.reporting import MessageHub
 if TYPE_CHECKING:
     from mm_runner.registry._bridges import FindLogger
 
-__all__ = ["begin"]
-
 _numbers = count(1)
 
 

@@ -14,9 +14,14 @@ from torch.optim import Optimizer
 import mm_dist
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.model import unwrap_model
-from mm_runner.registry import OPTIM_WRAPPERS, OPTIMIZERS, build_from_cfg, check_cfg, need_mapping
-
-__all__ = ["DefaultOptimWrapperConstructor"]
+from mm_runner.registry import (
+    OPTIM_WRAPPERS,
+    OPTIMIZERS,
+    build_from_cfg,
+    check_cfg,
+    check_section,
+    need_mapping,
+)
 
 _FACTORS = {
     "lr_mult",
@@ -81,10 +86,9 @@ class DefaultOptimWrapperConstructor:
                 f"{where}.optimizer: this key is missing; given: {given}. It is a dict such as "
                 "dict(type='SGD', lr=0.01)."
             )
-        if paramwise_cfg is not None and not isinstance(paramwise_cfg, Mapping):
-            raise ConfigError(f"{where}.paramwise_cfg: a dict is needed, got {paramwise_cfg!r}.")
         self.optim_wrapper_cfg, self._where = dict(optim_wrapper_cfg), where
-        rules = paramwise_cfg or {}
+        rules = {} if paramwise_cfg is None else paramwise_cfg
+        need_mapping(rules, f"{where}.paramwise_cfg")
         self.paramwise_cfg = {key: value for key, value in rules.items() if value is not None}
         self.optimizer_cfg: Any = self.optim_wrapper_cfg.pop("optimizer")
         # The optimizer's own values of what multipliers apply to, given or by default.
@@ -231,12 +235,8 @@ class DefaultOptimWrapperConstructor:
     def _check_paramwise(self, known: Mapping[str, inspect.Parameter]) -> None:
         """Check the rules."""
         where = f"{self._where}.paramwise_cfg"
-        for key in self.paramwise_cfg:
-            if key not in _KEYS and type(self) is DefaultOptimWrapperConstructor:
-                hint = did_you_mean(str(key), _KEYS)
-                raise ConfigError(
-                    f"{where}.{key}: unknown key; known are {', '.join(_KEYS)}.{hint}"
-                )
+        if type(self) is DefaultOptimWrapperConstructor:
+            check_section(self.paramwise_cfg, where, dict.fromkeys(_KEYS, Any))
         self._check_factors(self.paramwise_cfg, where)
         custom = need_mapping(
             self.paramwise_cfg.get("custom_keys", {}),

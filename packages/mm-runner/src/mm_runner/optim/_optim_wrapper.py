@@ -13,20 +13,13 @@ from mm_runner.registry import (
     build_from_cfg,
     check_cfg,
     derives_from_library,
+    need_mapping,
 )
 
 from ._constructors import DefaultOptimWrapperConstructor
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = [
-    "MultiOptimWrapperConstructor",
-    "build_optim_wrapper",
-    "holds_gradients",
-    "named_wrappers",
-    "scale_lr",
-]
 
 
 def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapper") -> Any:
@@ -50,8 +43,7 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
     """
     if hasattr(cfg, "update_params"):
         return cfg
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"{where}: an optim wrapper or a dict is needed, got {cfg!r}.")
+    need_mapping(cfg, where, "an optim wrapper or a dict")
     if cfg and all(hasattr(value, "update_params") for value in cfg.values()):
         return OptimWrapperDict(**cfg)
     arguments = dict(cfg)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["RunConsole", "as_clock", "close_logger", "current_logger", "open_logger"]
-
 # That of the newest run, while it lives.
 _loggers: WeakValueDictionary[str, logging.Logger] = WeakValueDictionary()
 

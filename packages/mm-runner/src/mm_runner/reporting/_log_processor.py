@@ -17,8 +17,6 @@ from mm_runner.registry import (
 from ._console import as_clock
 from ._message_hub import MessageHub, Statistic
 
-__all__ = ["LogProcessor", "build_log_processor"]
-
 _SECONDS = ("time", "data_time")
 # Scalars of every run; grad_norm if gradients are clipped.
 _LOGGED_BY_RUNS = ("loss", "time", "data_time", "grad_norm")

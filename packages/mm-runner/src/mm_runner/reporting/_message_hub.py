@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,16 +16,8 @@ from torch import Tensor
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.evaluator import as_number
 
-__all__ = ["METHODS", "MessageHub", "Statistic", "as_numbers"]
-
-METHODS: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": lambda values: sum(values) / len(values),
-    "min": lambda values: min((one for one in values if not math.isnan(one)), default=math.nan),
-    "max": lambda values: max((one for one in values if not math.isnan(one)), default=math.nan),
-    "current": lambda values: values[-1],
-}
 _MOST_RESULTS = 100
-_RESULT = "result:"  # before the names of metrics in a state
+_RESULT = "result:"  # before the names of metrics
 # Facts that are read of the run when they are asked for.
 _OF_RUN = ("epoch", "iter", "max_epochs", "max_iters", "seed", "cfg", "experiment_name")
 
@@ -76,22 +69,23 @@ class ScalarWindow:
 
     def current(self) -> float:
         """Return the newest value."""
-        return self._newest("current", 1)
+        return self._newest(1)[0]
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the mean of the newest ``window_size`` values, by default of all that are kept."""
-        return self._newest("mean", window_size)
+        values = self._newest(window_size)
+        return sum(values) / len(values)
 
     def max(self, window_size: int | None = None) -> float:
-        """Return the greatest of these."""
-        return self._newest("max", window_size)
+        """Return the greatest of these that are numbers."""
+        return max(filterfalse(math.isnan, self._newest(window_size)), default=math.nan)
 
     def min(self, window_size: int | None = None) -> float:
-        """Return the least of these."""
-        return self._newest("min", window_size)
+        """Return the least of these that are numbers."""
+        return min(filterfalse(math.isnan, self._newest(window_size)), default=math.nan)
 
-    def _newest(self, method: str, window_size: int | None) -> float:
-        return float(METHODS[method](as_numbers(self._values[-(window_size or 0) :])))
+    def _newest(self, window_size: int | None) -> list[float]:
+        return list(map(float, as_numbers(self._values[-(window_size or 0) :])))
 
 
 class MessageHub:
@@ -123,7 +117,6 @@ class MessageHub:
         self._statistics = statistics
         # One deque for each scalar, for good: recorders hold on to it.
         self._scalars: dict[str, deque[Any]] = {}
-        self._results: dict[str, deque[float]] = {}  # of evaluations
         self._info: dict[str, Any] = {}
         self._run: Any = None
         self._read_rates: Callable[[], Mapping[str, float]] = dict
@@ -164,7 +157,8 @@ class MessageHub:
         if name not in self._scalars:
             source = name.partition("/")[2]
             sizes = [one.window_size for one in self._statistics if one.data_src == source]
-            self._scalars[name] = deque(maxlen=max([self._window_size, *sizes]))
+            size = max([self._window_size, *sizes])
+            self._scalars[name] = deque(maxlen=_MOST_RESULTS if name.startswith(_RESULT) else size)
         return self._scalars[name].append
 
     def update_scalars(self, log_dict: Mapping[str, float | Tensor]) -> None:
@@ -182,8 +176,7 @@ class MessageHub:
         for name, value in metrics.items():
             number = as_number(value)
             if number is not None:
-                kept = self._results.setdefault(f"{phase}/{name}", deque(maxlen=_MOST_RESULTS))
-                kept.append(float(number))
+                self.recorder(f"{_RESULT}{phase}/{name}")(float(number))
 
     def get_scalar(self, name: str) -> ScalarWindow:
         """Return the newest values of a scalar, of which ``current()`` is the last.
@@ -197,7 +190,9 @@ class MessageHub:
         Raises:
             ConfigError: If there is no such scalar.
         """
-        known: dict[str, Iterable[Any]] = {**self._filled(), **self._results}
+        known: dict[str, Iterable[Any]] = {
+            key.removeprefix(_RESULT): kept for key, kept in self._filled().items()
+        }
         if name not in known:
             known.update({f"train/{key}": [one] for key, one in self._read_rates().items()})
         if name not in known:
@@ -247,8 +242,8 @@ class MessageHub:
         line = {name: sum(values) / len(values) for name, values in newest.items()}
         for one in self._statistics:
             if one.data_src in kept:
-                newest_values = kept[one.data_src][-one.window_size :]
-                line[one.name] = METHODS[one.method_name](newest_values)
+                window = ScalarWindow(kept[one.data_src][-one.window_size :])
+                line[one.name] = getattr(window, one.method_name)()
         return line
 
     def clear(self, phase: str) -> None:
@@ -258,18 +253,12 @@ class MessageHub:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the windows, as numbers: a resumed run averages over the same steps."""
-        results = {f"{_RESULT}{name}": list(kept) for name, kept in self._results.items()}
-        return {**self._read(self._filled()), **results}
+        return self._read(self._filled())
 
     def load_state_dict(self, state_dict: Mapping[str, Iterable[float]]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.clear("")
-        self._results.clear()
         for name, values in state_dict.items():
-            if name.startswith(_RESULT):
-                kept = deque(map(float, values), maxlen=_MOST_RESULTS)
-                self._results[name.removeprefix(_RESULT)] = kept
-                continue
             record = self.recorder(name)
             for value in values:
                 record(value)

@@ -12,8 +12,6 @@ from mm_runner.errors import ConfigError
 
 from ._writers import named_scalars
 
-__all__ = ["WandbWriter"]
-
 
 class WandbWriter:
     """Sends scalars to Weights & Biases, or keeps them for ``wandb sync``.

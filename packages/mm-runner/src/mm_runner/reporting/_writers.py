@@ -11,15 +11,6 @@ from typing import Any, Protocol, TextIO
 
 from mm_runner.errors import ConfigError
 
-__all__ = [
-    "GuardedWriter",
-    "JsonLinesWriter",
-    "LogWriter",
-    "TensorBoardWriter",
-    "named_scalars",
-    "writer_configs",
-]
-
 _POSITION = ("mode", "epoch", "step", "axis")
 _MMENGINES_NAMES = {
     "LocalVisBackend": "JsonLinesWriter",
@@ -88,14 +79,10 @@ class GuardedWriter:
         self._writer, self._warn = writer, warn
         self._has_warned = False
 
-    def can(self, method: str) -> bool:
-        """Return whether the writer has ``method``."""
-        return callable(getattr(self._writer, method, None))
-
     def call(self, method: str, *arguments: Any) -> None:
         """Call ``method``, if the writer has it."""
         try:
-            if self.can(method):
+            if callable(getattr(self._writer, method, None)):
                 getattr(self._writer, method)(*arguments)
         except Exception as error:  # noqa: BLE001 - a full disk, a network that is gone
             if not self._has_warned:

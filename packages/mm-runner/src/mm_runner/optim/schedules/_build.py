@@ -11,22 +11,19 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import mm_dist
 from mm_amp import OptimWrapperDict
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean
-from mm_runner.registry import PARAM_SCHEDULERS, check_arguments, derives_from_library
+from mm_runner.registry import (
+    PARAM_SCHEDULERS,
+    check_arguments,
+    derives_from_library,
+    need_mapping,
+)
 
-from ._families import FAMILIES
-from ._param_scheduler import FamilySchedule, ParamScheduler, named_class
+from ._families import FAMILIES, named_class
+from ._param_scheduler import FamilySchedule, ParamScheduler
 from ._torch_schedule import TorchSchedule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-__all__ = [
-    "build_param_scheduler",
-    "build_param_schedulers",
-    "is_users_class",
-    "named_schedulers",
-    "schedule_class",
-]
 
 _OF_WINDOW = ("begin", "end", "by_epoch", "convert_to_iter_based", "verbose")
 
@@ -106,22 +103,22 @@ def build_param_scheduler(
     given = {name: arguments.pop(name) for name in _OF_WINDOW if name in cfg}
     check_arguments(_window, given, where, is_partial=True)
     window, factor = _window(num_epochs, num_iters, epoch_length, where, **given)
-    build, is_users = kind, is_users_class(kind)
-    if is_users:
-        given.pop("convert_to_iter_based", None)
-        arguments |= {**given, "end": window["end"] // factor}
-        if factor != 1:
-            build, arguments["epoch_length"] = kind.build_iter_from_epoch, factor
+    build = kind
+    if is_users_class(kind):
+        build, arguments = _with_window(kind, arguments, window, factor, where)
         check_arguments(build, {**arguments, "optimizer": optimizer}, where, name=kind.__name__)
     elif isinstance(kind, type) and issubclass(kind, FamilySchedule):
         of_family = {name: one for name, one in arguments.items() if name != "param_name"}
         check_arguments(kind.family, of_family, where, name=kind.__name__)
-        arguments = {**kind.family.in_iters(arguments, factor), **window}
+        arguments = {**kind.in_iters(arguments, factor), **window}
     else:
         if isinstance(kind, type) and issubclass(kind, ReduceLROnPlateau):
             raise ConfigError(f"{where}.type: it follows a metric; write 'ReduceOnPlateauLR'.")
-        arguments = _of_other_class(kind, arguments, window, factor, where)
-        build, arguments = TorchSchedule, {"cfg": arguments, "where": where, **window}
+        if factor != 1 or derives_from_library(kind):  # it knows of no window before its own
+            inner = {**window, "begin": 0, "end": window["end"] - window["begin"]}
+            kind, arguments = _with_window(kind, arguments, inner, factor, where)
+        cfg = {"type": kind, **arguments}
+        build, arguments = TorchSchedule, {"cfg": cfg, "where": where, **window}
     try:
         schedule: ParamScheduler = build(optimizer=optimizer, **arguments)
     except (ConfigError, TypeError, ValueError) as error:
@@ -157,24 +154,20 @@ def _window(
     return {**window, "by_epoch": by_epoch}, factor
 
 
-def _of_other_class(
-    kind: Any, arguments: dict[str, Any], window: Mapping[str, Any], factor: int, where: str
-) -> dict[str, Any]:
-    """Return the config of a class that is not ours, which knows of no window before its own."""
-    length = window["end"] - window["begin"]
-    converts = hasattr(kind, "build_iter_from_epoch")
-    if factor != 1 and not converts:
+def _with_window(
+    kind: Any, arguments: Mapping[str, Any], window: Mapping[str, Any], factor: int, where: str
+) -> tuple[Any, dict[str, Any]]:
+    """Return what builds a class that has a window, or converts itself, and the arguments."""
+    if factor == 1:
+        return kind, {**arguments, **window}
+    if not hasattr(kind, "build_iter_from_epoch"):
         name = getattr(kind, "__name__", kind)
         raise ConfigError(
             f"{where}.convert_to_iter_based: {name!r} cannot be converted; write its arguments in "
             "iterations, with by_epoch=False."
         )
-    if factor != 1:
-        kind = kind.build_iter_from_epoch
-        arguments |= {"begin": 0, "end": length // factor, "epoch_length": factor}
-    elif derives_from_library(kind):  # MMEngine's have a window
-        arguments |= {"begin": 0, "end": length, "by_epoch": window["by_epoch"]}
-    return {"type": kind, **arguments}
+    in_epochs = {name: window[name] // factor for name in ("begin", "end")}
+    return kind.build_iter_from_epoch, {**arguments, **in_epochs, "epoch_length": factor}
 
 
 def schedule_class(cfg: Mapping[str, Any], where: str) -> Any:
@@ -219,8 +212,7 @@ def _build_list(
         if isinstance(one, ParamScheduler):
             schedulers.append(one)
             continue
-        if not isinstance(one, Mapping):
-            raise ConfigError(f"{place}: a dict with the key 'type' is needed, got {one!r}.")
+        need_mapping(one, place, "a dict with the key 'type'")
         schedule = build_param_scheduler(optimizer, one, where=place, **run)
         schedulers.append(schedule)
         total = one.get("total_steps")

@@ -3,86 +3,26 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import score_of
 
-__all__ = ["FAMILIES", "ReduceOnPlateau", "Shape"]
+from ._param_scheduler import FamilySchedule, LRSchedulerMixin, MomentumSchedulerMixin
 
 # A smaller factor has lost its precision: the next value starts from the base.
 _TINY = 1e-12
 
 
-class Shape(ABC):
-    """Course of a schedule within a window of epochs or iterations.
-
-    Each step starts from the current value, which another schedule may have changed: schedules that
-    act at once multiply. The arguments of a subclass are what users write in the configuration.
-
-    Attributes:
-        length: Steps of the window; set before the first value is asked for.
-        fills_window: Whether the values depend on ``length``.
-        in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
-            a schedule by epoch is converted to one by iteration.
-        fractions: Arguments that lie from 0 to 1; a dataclass checks them.
-        counts: Arguments that are positive.
-        state: What a checkpoint keeps besides the step.
-    """
-
-    length: int = 1
-    fills_window: bool = False
-    in_epochs: ClassVar[tuple[str, ...]] = ()
-    fractions: ClassVar[tuple[str, ...]] = ()
-    counts: ClassVar[tuple[str, ...]] = ()
-    state: Mapping[str, Any] = MappingProxyType({})
-
-    def __post_init__(self) -> None:
-        for name in self.fractions:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} was given; it lies from 0 to 1.")
-        for name in self.counts:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} was given; a positive number is needed.")
-        floors = getattr(self, "eta_min", None), getattr(self, "eta_min_ratio", None)
-        if None not in floors:
-            raise ConfigError(
-                f"eta_min={floors[0]!r} and eta_min_ratio={floors[1]!r} were given; give one of "
-                "them."
-            )
-
-    @classmethod
-    def in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
-        """Return the arguments with those that count epochs in iterations."""
-        converted = dict(arguments)
-        for name in cls.in_epochs:
-            value = arguments.get(name)
-            if isinstance(value, Sequence):
-                converted[name] = [one * epoch_length for one in value]
-            elif value is not None:
-                converted[name] = value * epoch_length
-        return converted
-
-    @abstractmethod
-    def value(self, step: int, current: float, base: float) -> float:
-        """Return the value of one parameter group.
-
-        Args:
-            step: Steps since the window began, from 0.
-            current: The group's value before this step.
-            base: The group's value before any schedule acted on it.
-        """
-
-
-class _Course(Shape):
+class _Course(FamilySchedule):
     """A course in closed form: ``floor + (base - floor) * scale(step)``.
 
     A step multiplies the current value, less the floor, by the quotient of two scales.
@@ -102,7 +42,7 @@ class _Course(Shape):
         return float(floor + (current - floor) * (scale / before))
 
 
-@dataclass
+@dataclass(eq=False)
 class Constant(_Course):
     """Multiply by ``factor`` until the last step of the window, or for good if it has only one."""
 
@@ -116,7 +56,7 @@ class Constant(_Course):
         return self.factor if step < max(self.length - 1, 1) else 1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Linear(_Course):
     """Go from ``start_factor`` to ``end_factor`` times the value by the window's last step.
 
@@ -136,8 +76,8 @@ class Linear(_Course):
         return self.start_factor + (self.end_factor - self.start_factor) * done
 
 
-@dataclass
-class Exponential(Shape):
+@dataclass(eq=False)
+class Exponential(FamilySchedule):
     """Multiply by ``gamma`` in every step."""
 
     gamma: float
@@ -147,8 +87,8 @@ class Exponential(Shape):
         return current * self.gamma if step else current
 
 
-@dataclass
-class Step(Shape):
+@dataclass(eq=False)
+class Step(FamilySchedule):
     """Multiply by ``gamma`` every ``step_size`` epochs or iterations."""
 
     in_epochs = counts = ("step_size",)
@@ -161,8 +101,8 @@ class Step(Shape):
         return current * self.gamma if step and step % self.step_size == 0 else current
 
 
-@dataclass
-class MultiStep(Shape):
+@dataclass(eq=False)
+class MultiStep(FamilySchedule):
     """Multiply by ``gamma`` at each of ``milestones``.
 
     They count from the start of the window; one given twice counts twice.
@@ -184,7 +124,7 @@ class MultiStep(Shape):
         return float(current * self.gamma**times) if times else current
 
 
-@dataclass
+@dataclass(eq=False)
 class CosineAnnealing(_Course):
     """Go down to the floor along half a cosine, and up again after ``T_max`` steps.
 
@@ -200,9 +140,9 @@ class CosineAnnealing(_Course):
     eta_min: float | None = None
     eta_min_ratio: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.fills_window = self.T_max is None
+    @property
+    def fills_window(self) -> bool:  # type: ignore[override]
+        return self.T_max is None
 
     @override
     def scale(self, step: int) -> float:
@@ -210,7 +150,7 @@ class CosineAnnealing(_Course):
         return math.cos(math.pi * step / (2 * (self.T_max or self.length))) ** 2
 
 
-@dataclass
+@dataclass(eq=False)
 class Poly(_Course):
     """Go down to ``eta_min`` as ``(1 - t / T) ** power`` by the window's last step."""
 
@@ -225,7 +165,7 @@ class Poly(_Course):
         return float((max(1 - step / last, 0.0) if last else 1.0) ** self.power)
 
 
-@dataclass
+@dataclass(eq=False)
 class CosineRestart(_Course):
     """Go down along half a cosine, again and again, from the base times each period's weight.
 
@@ -248,14 +188,21 @@ class CosineRestart(_Course):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        periods, weights = self.periods, list(self.restart_weights)
-        self._weights = weights * len(periods) if len(weights) == 1 else weights
+        periods, weights = self.periods, self.restart_weights
         if len(self._weights) != len(periods) or min(periods, default=0) < 1:
             raise ConfigError(
                 f"{len(periods)} periods and {len(weights)} restart_weights were given, "
                 f"{periods!r} and {weights!r}; give positive periods, and one weight for each."
             )
-        self._starts = [0, *accumulate(periods)]
+
+    @property
+    def _weights(self) -> list[float]:
+        weights = list(self.restart_weights)
+        return weights * len(self.periods) if len(weights) == 1 else weights
+
+    @property
+    def _starts(self) -> list[int]:
+        return [0, *accumulate(self.periods)]
 
     @override
     def scale(self, step: int) -> float:
@@ -272,8 +219,8 @@ class CosineRestart(_Course):
         return super().value(step, current, base)
 
 
-@dataclass
-class OneCycle(Shape):
+@dataclass(eq=False)
+class OneCycle(FamilySchedule):
     """Go up to ``eta_max`` and down again, far below the start: the one-cycle policy.
 
     The start is ``eta_max / div_factor``, the end ``eta_max / div_factor / final_div_factor``; the
@@ -300,9 +247,9 @@ class OneCycle(Shape):
     final_div_factor: float = 1e4
     three_phase: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.fills_window = self.total_steps is None
+    @property
+    def fills_window(self) -> bool:  # type: ignore[override]
+        return self.total_steps is None
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
@@ -322,8 +269,8 @@ class OneCycle(Shape):
         return start + (goal - start) * done
 
 
-@dataclass
-class ReduceOnPlateau(Shape):
+@dataclass(eq=False)
+class ReduceOnPlateau(FamilySchedule):
     """Multiply by ``factor`` once a metric has not improved for more than ``patience`` validations.
 
     Args:
@@ -339,6 +286,7 @@ class ReduceOnPlateau(Shape):
     """
 
     fractions = ("factor",)
+    need_val_args = True
 
     monitor: str = "loss"
     rule: Literal["less", "greater"] = "less"
@@ -352,15 +300,36 @@ class ReduceOnPlateau(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.state: dict[str, Any] = {"best": None, "num_bad": 0, "cooldown_left": 0}
+        self._state: dict[str, Any] = {"best": None, "num_bad": 0, "cooldown_left": 0}
 
     @override
     def value(self, step: int, current: float, base: float) -> float:
         return current
 
-    def follow(self, metric: float) -> bool:
-        """Update from the metric of a validation; return whether to reduce the value now."""
-        state, best = self.state, self.state["best"]
+    @override
+    def follow(self, metrics: Mapping[str, Any]) -> None:
+        """Update from the metrics of a validation.
+
+        Raises:
+            ConfigError: If the metric that it follows is not among them, or no number.
+        """
+        is_inside = self.begin <= self.count and (self.count < self.end or not self._has_own_end)
+        if not is_inside or not self._is_due(
+            score_of(metrics, self.monitor, f"{self.where}.monitor")
+        ):
+            return
+        floors: Any = self.min_value
+        listed = floors if isinstance(floors, Sequence) else [floors]
+        for index, group in enumerate(self.optimizer.param_groups):
+            current, _ = self._read(group)
+            # A group beyond the list has the last floor.
+            new = max(current * self.factor, listed[min(index, len(listed) - 1)])
+            if current - new > self.eps:
+                self._write(group, new)
+
+    def _is_due(self, metric: float) -> bool:
+        """Update from a metric; return whether to reduce the value now."""
+        state, best = self._state, self._state["best"]
         is_better = best is None and not math.isnan(metric)
         if best is not None:
             sign = 1.0 if self.rule == "less" else -1.0
@@ -378,9 +347,18 @@ class ReduceOnPlateau(Shape):
         state["cooldown_left"], state["num_bad"] = self.cooldown, 0
         return True
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "scheduler": dict(self._state)}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._state = {name: state_dict["scheduler"][name] for name in self._state}
+
 
 # MMEngine's names: a family and what it schedules; "ParamScheduler" takes ``param_name``.
-FAMILIES: dict[str, tuple[type[Shape], str | None]] = {
+FAMILIES: dict[str, tuple[type[FamilySchedule], str | None]] = {
     f"{family.__name__}{ending}": (family, setting)
     for family in (
         *(Constant, CosineAnnealing, CosineRestart, Exponential, Linear),
@@ -389,3 +367,18 @@ FAMILIES: dict[str, tuple[type[Shape], str | None]] = {
     for ending, setting in {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}.items()
     if (family, ending) != (OneCycle, "Momentum")
 }
+
+
+@cache
+def named_class(name: str) -> type[FamilySchedule]:
+    """Return the class of a name of ``FAMILIES``; those of one setting derive from the general one.
+
+    Its arguments are ``optimizer``, ``param_name`` for the general one, those of the family, and by
+    keyword the others of :class:`ParamScheduler`.
+    """
+    family, setting = FAMILIES[name]
+    content = {"family": family, "__doc__": family.__doc__, "__module__": "mm_runner.optim"}
+    if setting is None:
+        return type(name, (family,), {**content, "__init__": FamilySchedule.__init__})
+    mixin = LRSchedulerMixin if setting == "lr" else MomentumSchedulerMixin
+    return type(name, (mixin, named_class(f"{family.__name__}ParamScheduler")), content)

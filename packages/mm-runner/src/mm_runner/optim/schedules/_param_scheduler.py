@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
-from mm_runner.evaluator import score_of
-
-from ._families import FAMILIES, ReduceOnPlateau, Shape
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = [
-    "INF",
-    "FamilySchedule",
-    "LRSchedulerMixin",
-    "MomentumSchedulerMixin",
-    "ParamScheduler",
-    "is_plain",
-    "named_class",
-]
-
 INF = 10**9
+_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
 
 
 class ParamScheduler:
@@ -193,8 +179,10 @@ class ParamScheduler:
             setattr(self, name, saved[name])
 
     def _own_attributes(self) -> dict[str, Any]:
+        # The arguments of a family are configuration.
+        others = _OURS | getattr(self, "__dataclass_fields__", {}).keys()
         own = vars(self).items()
-        return {name: one for name, one in own if name not in _OURS and is_plain(one)}
+        return {name: one for name, one in own if name not in others and is_plain(one)}
 
     def _value(self, group: Mapping[str, Any]) -> Any:
         if self.param_name == "momentum" and "momentum" not in group and "betas" in group:
@@ -222,56 +210,89 @@ class ParamScheduler:
             group["betas"] = (value, *group["betas"][1:])
 
 
-class FamilySchedule(ParamScheduler):
-    """Schedule of a family; the arguments of the family come after ``param_name``."""
+class FamilySchedule(ParamScheduler, ABC):
+    """Course of a setting within its window.
 
-    family: type[Shape]
+    Each step starts from the current value, which another schedule may have changed: schedules that
+    act at once multiply. A family is a dataclass of the arguments that users write in the
+    configuration; :func:`named_class` makes a class of it that takes an optimizer before them.
+
+    Attributes:
+        family: The dataclass.
+        fills_window: Whether the values depend on the length of the window.
+        in_epochs: Arguments that count epochs, and are multiplied by the length of an epoch where
+            a schedule by epoch is converted to one by iteration.
+        fractions: Arguments that lie from 0 to 1; a dataclass checks them.
+        counts: Arguments that are positive.
+    """
+
+    family: ClassVar[type[FamilySchedule]]
+    fills_window: bool = False
+    in_epochs: ClassVar[tuple[str, ...]] = ()
+    fractions: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, optimizer: Any, param_name: str, *args: Any, **kwargs: Any) -> None:
         window = {name: kwargs.pop(name) for name in _WINDOW if name in kwargs}
-        self._course = self.family(*args, **kwargs)
-        self._course.length = window.get("end", INF) - window.get("begin", 0)
+        self.family.__init__(self, *args, **kwargs)
         super().__init__(optimizer, param_name, **window)
+
+    def __post_init__(self) -> None:
+        for name in self.fractions:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} was given; it lies from 0 to 1.")
+        for name in self.counts:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value!r} was given; a positive number is needed.")
+        floors = getattr(self, "eta_min", None), getattr(self, "eta_min_ratio", None)
+        if None not in floors:
+            raise ConfigError(
+                f"eta_min={floors[0]!r} and eta_min_ratio={floors[1]!r} were given; give one of "
+                "them."
+            )
+
+    @classmethod
+    def in_iters(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
+        """Return the arguments with those that count epochs in iterations."""
+        converted = dict(arguments)
+        for name in cls.in_epochs:
+            value = arguments.get(name)
+            if isinstance(value, Sequence):
+                converted[name] = [one * epoch_length for one in value]
+            elif value is not None:
+                converted[name] = value * epoch_length
+        return converted
 
     @classmethod
     @override
     def build_iter_from_epoch(
         cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
     ) -> Any:
-        if cls.family.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
-            raise ConfigError(f"build_iter_from_epoch: give {cls.family.in_epochs[0]} by name.")
-        kwargs = cls.family.in_iters(kwargs, epoch_length or 1)
+        if cls.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
+            raise ConfigError(f"build_iter_from_epoch: give {cls.in_epochs[0]} by name.")
+        kwargs = cls.in_iters(kwargs, epoch_length or 1)
         return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
+
+    @property
+    def length(self) -> int:
+        """Steps of the window."""
+        return self.end - self.begin
+
+    @abstractmethod
+    def value(self, step: int, current: float, base: float) -> float:
+        """Return the value of one parameter group.
+
+        Args:
+            step: Steps since the window began, from 0.
+            current: The group's value before this step.
+            base: The group's value before any schedule acted on it.
+        """
 
     @override
     def _get_value(self) -> Sequence[float]:
         step, groups = self.count - self.begin, self.optimizer.param_groups
-        return [self._course.value(step, *self._read(group)) for group in groups]
-
-    @override
-    def follow(self, metrics: Mapping[str, Any]) -> None:
-        """Update from the metrics of a validation.
-
-        Raises:
-            ConfigError: If the metric that it follows is not among them, or no number.
-        """
-        plateau = self._course
-        is_inside = self.begin <= self.count and (self.count < self.end or not self._has_own_end)
-        if not isinstance(plateau, ReduceOnPlateau) or not is_inside:
-            return
-        if plateau.follow(score_of(metrics, plateau.monitor, f"{self.where}.monitor")):
-            floors: Any = plateau.min_value
-            listed = floors if isinstance(floors, Sequence) else [floors]
-            for index, group in enumerate(self.optimizer.param_groups):
-                current, _ = self._read(group)
-                # A group beyond the list has the last floor.
-                new = max(current * plateau.factor, listed[min(index, len(listed) - 1)])
-                if current - new > plateau.eps:
-                    self._write(group, new)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "scheduler": dict(self._course.state)}
+        return [self.value(step, *self._read(group)) for group in groups]
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -281,14 +302,11 @@ class FamilySchedule(ParamScheduler):
         of its course is done, and the rest of another one does not follow from it.
         """
         super().load_state_dict(state_dict)
-        course, state = self._course, state_dict["scheduler"]
-        course.state = {name: state[name] for name in course.state}
-        length = state_dict.get("length", course.length)
+        length = state_dict.get("length", self.length)
         if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
             length = round(length * self._epoch_length / state_dict["epoch_length"])
-        if course.fills_window and not self._has_own_end:
-            course.length = min(length, course.length)
-            self.end = self.begin + course.length
+        if self.fills_window and not self._has_own_end:
+            self.end = self.begin + min(length, self.length)
 
 
 class LRSchedulerMixin:
@@ -305,41 +323,9 @@ class MomentumSchedulerMixin:
         super().__init__(optimizer, "momentum", *args, **kwargs)  # type: ignore[call-arg]
 
 
-_MIXINS = {"lr": LRSchedulerMixin, "momentum": MomentumSchedulerMixin}
-_WINDOW = ("begin", "end", "last_step", "by_epoch", "verbose")
 # Attributes that no checkpoint needs.
 _OURS = {"where", "param_name", "begin", "end", "by_epoch", "count"}
 _OURS |= {"_has_own_end", "_epoch_length"}
-
-
-@cache
-def named_class(name: str) -> type[FamilySchedule]:
-    """Return the class of a name of ``FAMILIES``; those of one setting derive from the general one.
-
-    Its arguments are ``optimizer``, ``param_name`` for the general one, those of the family, and by
-    keyword the others of :class:`ParamScheduler`.
-    """
-    family, setting = FAMILIES[name]
-    bases: tuple[type, ...] = (FamilySchedule,)
-    if setting is not None:
-        bases = (_MIXINS[setting], named_class(f"{family.__name__}ParamScheduler"))
-    content = {name: _of_course(name) for name in inspect.signature(family).parameters}
-    content |= {
-        "family": family,
-        "need_val_args": issubclass(family, ReduceOnPlateau),
-        "__doc__": family.__doc__,
-        "__module__": "mm_runner.optim",
-    }
-    return type(name, bases, content)
-
-
-def _of_course(name: str) -> Any:
-    """Return a property for an argument of the family."""
-    course = attrgetter("_course")
-    return property(
-        attrgetter(f"_course.{name}"),
-        lambda schedule, value: setattr(course(schedule), name, value),
-    )
 
 
 def is_plain(value: Any) -> bool:

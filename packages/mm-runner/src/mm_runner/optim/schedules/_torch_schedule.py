@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-__all__ = ["TorchSchedule"]
-
 
 class TorchSchedule(ParamScheduler):
     """Drives a class of ``torch.optim.lr_scheduler``, or a registered one with its interface.
