@@ -10,7 +10,7 @@ from mm_runner import ConfigError
 from mm_runner.diagnostics import HookTimesHook
 from mm_runner.hooks import Hook
 
-_SLOW_S = 0.02
+_SLOW_S = 0.1
 
 
 class Slow(Hook):
@@ -20,13 +20,13 @@ class Slow(Hook):
 
     @override
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        time.sleep(2 * _SLOW_S)
+        time.sleep(_SLOW_S)
 
 
 class SlowBefore(Hook):
     @override
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        time.sleep(_SLOW_S / 2)
+        time.sleep(_SLOW_S / 4)
 
 
 def assert_nothing_is_timed(runner):

@@ -280,11 +280,14 @@ with StopSignals(lambda number: None):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_signal_while_the_interpreter_ends_does_not_change_the_status(number):
-    for end, status in (("leave", 75), ("finish", -number)):
-        command = [sys.executable, "-c", _LATE, str(int(number)), end]
-        assert subprocess.run(command, check=False).returncode == status
+@pytest.mark.parametrize(
+    ("number", "end", "status"),
+    [(signal.SIGTERM, "leave", 75), (signal.SIGUSR1, "finish", -signal.SIGUSR1)],
+    ids=["after-a-stop", "after-the-end"],
+)
+def test_signal_while_the_interpreter_ends_does_not_change_the_status(number, end, status):
+    command = [sys.executable, "-c", _LATE, str(int(number)), end]
+    assert subprocess.run(command, check=False).returncode == status
 
 
 _ORPHANS = """
