@@ -98,9 +98,8 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
         verdict = (
             "Nothing in the checkpoint fits" if nothing_fits else "The checkpoint does not fit"
         )
-        more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
-            f"{verdict} {type(model).__name__}: {'; '.join(problems[:10])}{more}. "
+            f"{verdict} {type(model).__name__}: {'; '.join(_first(problems))}. "
             "Use the model that it was saved from; without resume, load_from takes what fits."
         )
     return problems
@@ -109,9 +108,12 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
 def describe_misfits(problems: list[str], where: str) -> str:
     """Return a warning about the lines of :func:`load_weights`."""
     verdict = f"{where}: {len(problems)} entries of the checkpoint or the model do not fit"
+    return "\n  ".join([f"{verdict}, the others are loaded:", *_first(problems)])
+
+
+def _first(problems: list[str]) -> list[str]:
     more = len(problems) - _MAX_PROBLEMS
-    lines = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-    return "\n  ".join([f"{verdict}, the others are loaded:", *lines])
+    return [*problems[:_MAX_PROBLEMS], f"and {more} more"] if more > 0 else problems
 
 
 def renamed(state_dict: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:
@@ -183,8 +185,16 @@ def plain(
         )
     if isinstance(value, Tensor):
         return value.detach().cpu() if to_host is None else to_host(value.detach(), path)
-    if isinstance(value, _PRIMITIVES):
-        return _primitive(value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if type(value) in _PRIMITIVES:
+        return value
+    # A subclass (a member of an enum, say) would be pickled with its class, which the
+    # safe loader refuses.
+    if isinstance(value, str):
+        return str.__str__(value)  # str(value) of an enum's member is its name
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
         state = kind(
@@ -199,26 +209,11 @@ def plain(
             plain(item, f"{path}[{index}]", to_host=to_host) for index, item in enumerate(value)
         ]
         return items if isinstance(value, list) else tuple(items)
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return plain(value.item(), path)
     raise CheckpointError(
         f"{path}: {type(value).__module__}.{type(value).__name__} cannot be saved; a checkpoint "
         "holds tensors, numbers, text, lists and dicts only, so that it loads without running "
         "code. Convert it in before_save_checkpoint."
     )
-
-
-def _primitive(value: Any) -> Any:
-    """Return ``value`` as exactly a primitive.
-
-    A subclass (a member of an enum, a float64 of NumPy) would be pickled with its class, and the
-    safe loader refuses classes.
-    """
-    if type(value) in _PRIMITIVES:
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)  # str(value) of an enum's member is its name
-    return int(value) if isinstance(value, int) else float(value)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -251,16 +251,16 @@ class CheckpointHook(Hook):
                 self.best_records[name] = dict(record)
 
     def save_now(self, runner: RunView) -> Path | None:
-        """Save between two steps regardless of the interval; every process must call this.
+        """Save all of the run between two steps, whatever the interval; every process calls this.
 
         Returns:
             The file, which is whole, and may have been written before if no step was taken since;
             ``None`` if it could not be written.
         """
-        now = runner.iter
-        if not (self.settle(runner) and self._newest and self._newest[0] == now):
+        now, is_whole = runner.iter, self.save_optimizer and self.save_param_scheduler
+        if not (self.settle(runner) and is_whole and self._newest and self._newest[0] == now):
             template = "iter_{}.pth" if self.by_epoch else self.filename_tmpl
-            self._save(runner, template.format(now), now)
+            self._save(runner, template.format(now), now, is_whole=True)
             self.settle(runner)
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
@@ -276,7 +276,7 @@ class CheckpointHook(Hook):
         rule = self._rules.get(name) or self._rules.get("auto")
         return is_better(score, before, rule or rule_of(name, "CheckpointHook.rule"))
 
-    def _save(self, runner: RunView, name: str, num_steps: int) -> bool:
+    def _save(self, runner: RunView, name: str, num_steps: int, *, is_whole: bool = False) -> bool:
         """Save to the file ``name``; return whether it was, or may yet be, written."""
         self.settle(runner)  # a failed write changes which files are kept
         directory = self.directory(runner)
@@ -288,8 +288,8 @@ class CheckpointHook(Hook):
         return self._write(
             runner,
             name,
-            save_optimizer=self.save_optimizer,
-            save_param_scheduler=self.save_param_scheduler,
+            save_optimizer=self.save_optimizer or is_whole,
+            save_param_scheduler=self.save_param_scheduler or is_whole,
             then=lambda: _delete([directory / one for one in outdated], runner.logger),
         )
 

@@ -7,19 +7,19 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
 import mm_dist
-from mm_runner.errors import CheckpointWriteError, RunStopped
+from mm_runner.errors import RunStopped
 from mm_runner.hooks import CheckpointHook
 from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from mm_runner.run_view import RunView
@@ -189,19 +189,8 @@ class Interruption:
         """Save a checkpoint, and describe the result for the log."""
         if not self.saves:
             return "nothing is kept"
-        hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
-        # A run cannot resume from the weights alone.
-        if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
-            self.saved = hook.save_now(runner)
-        else:
-            if hook is not None:  # its thread may yet write the same file
-                hook.settle(runner)
-            path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
-            try:
-                runner.save_checkpoint(path.parent, path.name)
-                self.saved = path
-            except CheckpointWriteError as error:
-                runner.logger.error(str(error))  # noqa: TRY400 - it says it all
+        hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook))
+        self.saved = next(hooks, CheckpointHook()).save_now(runner)
         saved = f"saved {self.saved}" if self.saved else "the checkpoints before it are untouched"
         return f"{saved}. resume=True (--resume) continues from there"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mm_dist
-from mm_runner._main_process import run_on_main
+from mm_runner._main_process import run_on_all, run_on_main
 from mm_runner.checkpoint import (
     SHARDS,
     check_resumable,
@@ -16,7 +14,7 @@ from mm_runner.checkpoint import (
     read_file,
 )
 from mm_runner.checkpoint._functions import refuse_url, revised
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.errors import ConfigError
 
 from ._sharded import as_sharded, read_own_shards, restore_weights
 
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "resume_later"]
-
-# Copied tensor by tensor into a sharded model.
-_COPIED = ("state_dict", "optimizer", "ema_state_dict")
 
 
 class StartingPoint:
@@ -184,33 +179,24 @@ def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
 
 
 def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read a checkpoint on every process; ``content`` is what this one has read already.
+    """Read a checkpoint on every process, as it has to lie where all machines find it.
+
+    ``content`` is what this process has read already.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
     """
-    failure, sharded = None, as_sharded(runner.model)
-    try:
-        if content is None and (sharded is None or runner.rank == 0):
+    sharded = as_sharded(runner.model)
+
+    def read() -> None:
+        nonlocal content
+        if content is None and sharded is not None and runner.rank > 0:
+            content = read_file(path, is_mapped=True)  # the main process broadcasts its tensors
+        elif content is None:
             content = load_checkpoint_file(path, shards=sharded is None)
-        elif content is None:  # the main process broadcasts the tensors of the file
-            mapped = read_file(path, is_mapped=True)
-            # The file may be removed while the run trains.
-            content = {
-                key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
-            }
         if sharded is not None and SHARDS in content:
             read_own_shards(sharded, content, path)
-    except CheckpointError as error:
-        failure = error
-    texts = mm_dist.all_gather_object(failure and str(failure))
-    if failure is not None:
-        raise failure
-    failed = [rank for rank, text in enumerate(texts) if text]
-    if failed:
-        raise CheckpointError(
-            f"Process {failed[0]} cannot read the checkpoint: {texts[failed[0]]} Every process "
-            "reads it: it has to lie where all machines find it."
-        )
+
+    run_on_all(read)
     assert content is not None
     return content

@@ -14,7 +14,7 @@ import torch
 
 import mm_dist
 from mm_amp import MMAmpError
-from mm_runner._main_process import run_on_main
+from mm_runner._main_process import run_on_all, run_on_main
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     first_line,
@@ -108,22 +108,14 @@ class RunState:
         With ``is_sharded`` the tensors of a sharded model stay spread over the processes.
 
         Raises:
-            CheckpointError: On all processes, if the state of one cannot be saved.
+            Exception: On all processes, if the state of one cannot be saved.
         """
         self._is_sharded = is_sharded
         parts = [part for part in self.parts if part.name not in leave_out]
-        failure: Exception | None = None
-        own: Any
-        try:
-            own = plain({part.name: part.save() for part in parts if part.is_per_rank})
-        except Exception as error:  # noqa: BLE001 - a dataset's own state_dict, say; others wait
-            failure = error
-            kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
-            own = f"The state of process {self._runner.rank} cannot be saved: {kind}{error}"
-        ranks = mm_dist.all_gather_object(own)
-        for state in ranks:
-            if isinstance(state, str):
-                raise CheckpointError(state) from failure
+        # A dataset's own state_dict may fail on one process.
+        ranks = run_on_all(
+            lambda: plain({one.name: one.save() for one in parts if one.is_per_rank})
+        )
         states = {}
         for part in parts:
             own = [rank[part.name] for rank in ranks] if part.is_per_rank else part.save()
