@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +134,7 @@ class ValLoop(BaseLoop):
         runner, phase = self.runner, self.phase
         step = self._step or eval_step_of(runner.model, f"{phase}_step")
         runner.call_hook(f"before_{phase}_iter", batch_idx=idx, data_batch=data_batch)
-        with self._precision():
+        with mm_amp.autocast(runner.device.type) if self.fp16 else nullcontext():
             outputs = step(data_batch if placed is None else placed)
         self.evaluator.process(data_samples=outputs, data_batch=data_batch)
         runner.call_hook(
@@ -153,9 +153,6 @@ class ValLoop(BaseLoop):
         if self.limit is None or loader.batch_size is None:
             return size
         return min(size, int(self.limit * loader.batch_size * self.runner.world_size))
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
 
 
 class TestLoop(ValLoop):

@@ -90,14 +90,15 @@ class StartingPoint:
         self._is_read = True
 
 
-def load_or_resume(runner: Runner, start: StartingPoint) -> None:
-    """Load the checkpoint that a run starts from, once.
+def load_or_resume(runner: Runner) -> None:
+    """Load the checkpoint of ``load_from`` or ``resume``, once.
 
     A training that resumes restores all of it, also after an evaluation, which loads the weights.
 
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.
     """
+    start = runner.starting_point
     start.find(runner)
     content = start.content
     runner.is_resuming = content is not None and start.resume and runner.is_training
@@ -146,8 +147,8 @@ def resume_later(
     resume_optimizer: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
     resume_param_scheduler: bool = True,  # noqa: FBT001, FBT002
     map_location: Any = None,  # noqa: ARG001
-) -> StartingPoint:
-    """Load the weights of a checkpoint now, and return the start of a training from it.
+) -> None:
+    """Load the weights of a checkpoint now, and let ``train()`` continue from it.
 
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.
@@ -165,7 +166,7 @@ def resume_later(
     start.find(runner)
     assert start.content is not None, "a file that cannot be read is an error"
     _load(runner, start.content, strict=True)
-    return start
+    runner.starting_point = start
 
 
 def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:

@@ -6,41 +6,33 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_runner import reporting
 from mm_runner.checkpoint import ShardWriter
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.registry import prepare_libraries
-from mm_runner.reporting import build_log_processor
 
+from . import _model, _resume
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
-from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
-from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._state import RunState, write_snapshot
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from mm_dist import DistInfo
 
 __all__ = ["Runner"]
-
-
-def _logger_finder(run: Runner) -> Callable[[], logging.Logger | None]:
-    """Return a function that gives the run's logger, and does not keep the run alive."""
-    reference = weakref.ref(run)
-    return lambda: getattr(reference(), "logger", None)
 
 
 class Runner:
@@ -132,14 +124,15 @@ class Runner:
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
-        prepare_libraries(arguments, _logger_finder(self))
+        reference = weakref.ref(self)  # the libraries must not keep the run alive
+        prepare_libraries(arguments, lambda: getattr(reference(), "logger", None))
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
         fix_cublas_workspace(randomness)  # before anything touches the device
         self.setup_env(env_cfg)
         info = self.dist_info
         self.rank, self.world_size, self.device = info.rank, info.world_size, info.device
         self.launcher, self.distributed = info.launcher, info.backend is not None
-        self.starting_point = StartingPoint(load_from, resume=resume)
+        self.starting_point = _resume.StartingPoint(load_from, resume=resume)
         self._resume = resume  # OpenMMLab's libraries read it
         self.overwrite, self.owns_checkpoints = overwrite, False
         logs = RunLogs(work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
@@ -150,7 +143,7 @@ class Runner:
         self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
         self.loader_generator = self.randomness.loader_generator
         self.set_randomness(**self.randomness.configured)
-        self.compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
+        self.compiler = _model.RunCompiler(self.cfg.get("compile"), self.work_dir)
         vars(self)["model"], self.compile_handle = recipe.build_model(self, self.compiler)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
@@ -189,15 +182,9 @@ class Runner:
         """Save the run to ``out_dir / filename``; see ``write_snapshot`` for the options."""
         write_snapshot(self, Path(out_dir) / filename, **options)
 
-    def load_or_resume(self) -> None:
-        """Load the checkpoint of ``load_from`` or ``resume``, once."""
-        load_or_resume(self, self.starting_point)
-
-    load_checkpoint = load_weights_of
-
-    def resume(self, filename: str | Path, *args: Any, **options: Any) -> None:
-        """Load weights now, and let ``train()`` continue from them; options: ``resume_later``."""
-        self.starting_point = resume_later(self, filename, *args, **options)
+    load_or_resume = _resume.load_or_resume
+    load_checkpoint = _resume.load_weights_of
+    resume = _resume.resume_later
 
     # Build parts of the run, or others for a script.
 
@@ -209,14 +196,8 @@ class Runner:
         """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
         self.randomness.choose(self.logger, seed, *args, **options)
 
-    def build_log_processor(self, log_processor: Any) -> Any:
-        """Build the log formatter."""
-        return build_log_processor(log_processor)
-
-    def build_model(self, model: Any) -> nn.Module:
-        """Build the bare model."""
-        return build_model(model)
-
+    build_log_processor = staticmethod(reporting.build_log_processor)
+    build_model = staticmethod(_model.build_model)
     build_dataloader = staticmethod(build_loader)
     build_evaluator = staticmethod(build_evaluator_of)
     scale_lr = scale_rates
@@ -224,7 +205,7 @@ class Runner:
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Move the model to its device, and wrap it if the run is distributed."""
-        return wrap_model(model, model_wrapper_cfg, self.cfg, self.dist_info)
+        return _model.wrap_model(model, model_wrapper_cfg, self.cfg, self.dist_info)
 
     def build_train_loop(self, loop: Any) -> Any:
         """Build the training loop from ``train_cfg``, with the run's training batches."""

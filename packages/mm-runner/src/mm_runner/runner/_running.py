@@ -69,8 +69,7 @@ def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], No
     try:
         run.train_loop.run()
     except EndOfTrainingError:  # a run() of a subclass may let it through
-        if not receipt.has_ended:
-            run.call_hook("after_train")
+        run.call_hook("after_train")
     receipt.log(run)
     run.call_hook("after_run")
 

@@ -140,16 +140,11 @@ def _log(runner: Runner, title: str, lines: list[tuple[str, str]]) -> None:
 
 
 class RunReceipt(Hook):
-    """Times a training, and logs the result at the end.
-
-    Attributes:
-        has_ended: Whether the training has come to ``after_train``, and all hooks before this.
-    """
+    """Times a training, and logs the result at the end."""
 
     priority = "VERY_LOW"
 
     def __init__(self) -> None:
-        self.has_ended = False
         self._started_s = self._evaluated_s = 0.0
         self._first_iter = 0
 
@@ -157,10 +152,6 @@ class RunReceipt(Hook):
     def before_train(self, runner: RunView) -> None:
         self._started_s = time.perf_counter()
         self._first_iter = runner.iter
-
-    @override
-    def after_train(self, runner: RunView) -> None:
-        self.has_ended = True
 
     @override
     def before_val(self, runner: RunView) -> None:
