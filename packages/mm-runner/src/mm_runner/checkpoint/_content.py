@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mm_runner._untrusted import CONTENT_ERRORS
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _MAX_PROBLEMS = 20
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (type(None), bool, int, float, str)
 
-# Errors of code that loads a value of the wrong kind.
-_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Of a state_dict, where torch keeps the versions of modules.
 _METADATA = "_metadata"
 # Prefixes of wrappers, in any order and number.
@@ -90,7 +89,7 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     given = renamed(state_dict, own_name)
     try:
         problems, num_misfits = _load(model, given)
-    except _OF_CONTENT as error:  # of a module's own set_extra_state, say
+    except CONTENT_ERRORS as error:  # of a module's own set_extra_state, say
         problems, num_misfits = [f"{type(error).__name__}: {error}"], 0
         strict = True
     nothing_fits = num_misfits >= len(own)
@@ -250,7 +249,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
         if numpy is not None and "numpy" in state:
             name, keys, *others = state["numpy"]
             numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *others))
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except CONTENT_ERRORS as error:
         raise CheckpointError(
             f"The checkpoint's rng cannot be used: {type(error).__name__}: {first_line(error)}"
         ) from error

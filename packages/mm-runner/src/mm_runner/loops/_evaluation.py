@@ -92,7 +92,7 @@ class ValLoop(BaseLoop):
             batches = BatchFeed(self.dataloader, runner).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
-                if runner.interruption.pending and runner.interruption.cuts_validation(runner):
+                if runner.interruption.cuts_validation(runner):
                     break
             if runner.is_training:
                 runner.interruption.mark(runner)

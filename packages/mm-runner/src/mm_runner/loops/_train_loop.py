@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import override
-
 import mm_dist
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import BatchFeed, DataPosition
@@ -67,13 +65,13 @@ class AbstractTrainLoop(BaseLoop):
         self,
         runner: RunView,
         dataloader: Any,
-        *,
         max_epochs: int,
         max_iters: int,
         val_begin: int,
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
+        check_positive(val_begin=val_begin, val_interval=val_interval)
         for pair in dynamic_intervals or ():
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise ConfigError(
@@ -138,7 +136,6 @@ class AbstractTrainLoop(BaseLoop):
 
     # The position of the loop in a checkpoint.
 
-    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, and the random numbers of this process there.
 
@@ -182,12 +179,11 @@ class AbstractTrainLoop(BaseLoop):
 
     # Passes over the data.
 
-    @override
     def enter_stage(self, stage: str) -> None:
         """Count an epoch, or a step, before the hooks of ``stage`` act."""
         if stage == "before_train_epoch":
             if self._has_own_body:  # it may take its steps itself, which nothing stops in between
-                self._settle()
+                self.runner.interruption.settle(self.runner)
             self._begin_pass()
         elif stage == "after_train_epoch" and self.by_epoch:
             self._epochs_done, self._batches_done = self.epoch + 1, 0
@@ -256,8 +252,7 @@ class AbstractTrainLoop(BaseLoop):
         for act in methods["after_train_iter"]:
             act(runner, batch_idx=idx, data_batch=data_batch, outputs=outputs)
         self.iter += 1
-        if runner.interruption.pending:
-            runner.interruption.settle(runner)
+        runner.interruption.settle(runner)
 
     def _step_function(self) -> Callable[..., object]:
         """Return :meth:`run_iter`, or one that counts the batches of an override."""
@@ -268,11 +263,7 @@ class AbstractTrainLoop(BaseLoop):
         """Let a subclass train on one batch, and count it."""
         self.run_iter(*arguments)  # type: ignore[attr-defined]
         self._iters_done, self._batches_done = self.iter, self.batches.batch
-        self._settle()
-
-    def _settle(self) -> None:
-        if self.runner.interruption.pending:
-            self.runner.interruption.settle(self.runner)
+        self.runner.interruption.settle(self.runner)
 
     def _is_overridden(self, name: str) -> bool:
         method = getattr(type(self), name, None)

@@ -69,13 +69,7 @@ class Interruption:
 
     @property
     def pending(self) -> bool:
-        """Whether there may be a request to settle; never outside of a training.
-
-        A loop reads it once a step::
-
-            if runner.interruption.pending:
-                runner.interruption.settle(runner)
-        """
+        """Whether there may be a request to settle; never outside of a training."""
         return self._is_listening and (self._group is not None or self._own_wish() > 0)
 
     @contextmanager
@@ -123,7 +117,7 @@ class Interruption:
             RunStopped: If the run is to leave; the checkpoint is written.
             EndOfTrainingError: If only the training is to end; the checkpoint is written.
         """
-        if runner.holds_gradients:
+        if not self.pending or runner.holds_gradients:
             return
         wish = self._agreed()
         if wish:
@@ -148,15 +142,14 @@ class Interruption:
     def mark(self, runner: RunView) -> None:
         """Settle at the start or end of a validation, which every process reaches."""
         self._steps_left = 1
-        if self.pending:
-            self.settle(runner)
+        self.settle(runner)
 
     def cuts_validation(self, runner: RunView) -> bool:
         """Return whether to skip the rest of a validation: the run leaves at its end.
 
         Several processes finish it: they agree at its end.
         """
-        return self._group is None and self._own_wish() > 0 and not runner.holds_gradients
+        return self._group is None and self.pending and not runner.holds_gradients
 
     def _agreed(self) -> int:
         """Return the strongest request of all processes; 0 if none, or between exchanges."""

@@ -6,7 +6,6 @@ import functools
 import logging
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import as_number
 from mm_runner.registry import LOG_WRITERS, build_from_cfg, need_mapping, short_repr
 from mm_runner.reporting import (
     GuardedWriter,
@@ -149,14 +149,11 @@ class RunVisualizer:
         """
         place, by_phase = {"step": int(step)}, dict[str, dict[str, Any]]()
         for name, given in need_mapping(scalar_dict, "visualizer.add_scalars").items():
-            value: Any = given
-            if hasattr(given, "item"):
-                with suppress(RuntimeError, ValueError):  # of several elements
-                    value = given.item()
-            if not isinstance(value, (int, float)):
+            value = as_number(given)
+            if value is None:
                 raise ConfigError(
                     f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, "
-                    f"got {short_repr(value)}."
+                    f"got {short_repr(given)}."
                 )
             phase, _, bare = str(name).partition("/")
             if name in ("step", "epoch"):

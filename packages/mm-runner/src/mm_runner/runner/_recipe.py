@@ -18,7 +18,6 @@ from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.registry import (
     LOOPS,
-    adopt,
     build_from_cfg,
     derives_from_library,
     init_default_scope,
@@ -130,7 +129,17 @@ class Recipe:
             check_train_loop(cfg, "train_cfg")
             is_by_iter = arguments.pop("by_epoch", None) is False
             kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
-        loader = _loader_of_run(run, phase, configured[f"{phase}_dataloader"])
+        where, by_rank = f"{phase}_dataloader", run.randomness.is_by_rank
+        settings = DataSettings(
+            run.seed, run.loader_generator, run.rank, run.world_size, run.device
+        )
+        with _building(_PartOfRun(where, settings)):
+            loader = built_by(
+                run, "build_dataloader", configured[where], seed=run.seed, diff_rank_seed=by_rank
+            )
+        if not isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
+            # An override built it: treat it as a DataLoader that was passed in.
+            loader = build_dataloader(loader, settings, shuffle=phase == "train", where=where)
         given = {"type": kind, "runner": run, "dataloader": loader}
         if phase != "train":
             where = f"{phase}_evaluator"
@@ -141,7 +150,7 @@ class Recipe:
             else:
                 with _building(_PartOfRun(where)):
                     given["evaluator"] = built_by(run, "build_evaluator", configured[where])
-        return adopt("loop", build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg"))
+        return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""
@@ -224,19 +233,6 @@ def build_evaluator_of(evaluator: Any) -> Any:
     """
     part = _part.get()
     return evaluators.build_evaluator(evaluator, where=part.where if part else "evaluator")
-
-
-def _loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
-    """Build the loader of a phase by ``build_dataloader``, which a subclass may override."""
-    where, seed = f"{phase}_dataloader", run.seed
-    settings = DataSettings(seed, run.loader_generator, run.rank, run.world_size, run.device)
-    by_rank = run.randomness.is_by_rank
-    with _building(_PartOfRun(where, settings)):
-        loader = built_by(run, "build_dataloader", cfg, seed=seed, diff_rank_seed=by_rank)
-    if isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
-        return loader
-    # An override built it: treat it as a DataLoader that was passed in.
-    return build_dataloader(loader, settings, shuffle=phase == "train", where=where)
 
 
 @contextmanager

@@ -6,20 +6,21 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_runner import reporting
 from mm_runner.checkpoint import ShardWriter
-from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
+from mm_runner.loops import AbstractTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.registry import prepare_libraries
+from mm_runner.reporting import build_log_processor
 
-from . import _model, _resume
+from . import _resume
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
+from ._model import RunCompiler, build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
 from ._running import evaluate, train
@@ -120,6 +121,7 @@ class Runner:
         self.recipe = recipe = Recipe(arguments, cfg, Runner)
         self.cfg, self._launcher = recipe.cfg, launcher
         self.is_training = self.is_resuming = False
+        self.stage = ""  # of the hooks that act now
         vars(self)["param_schedulers"], self.assigned_parts = [], set[str]()
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
@@ -143,7 +145,7 @@ class Runner:
         self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
         self.loader_generator = self.randomness.loader_generator
         self.set_randomness(**self.randomness.configured)
-        self.compiler = _model.RunCompiler(self.cfg.get("compile"), self.work_dir)
+        self.compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
         vars(self)["model"], self.compile_handle = recipe.build_model(self, self.compiler)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
@@ -196,8 +198,14 @@ class Runner:
         """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
         self.randomness.choose(self.logger, seed, *args, **options)
 
-    build_log_processor = staticmethod(reporting.build_log_processor)
-    build_model = staticmethod(_model.build_model)
+    def build_log_processor(self, log_processor: Any) -> Any:
+        """Build the log formatter."""
+        return build_log_processor(log_processor)
+
+    def build_model(self, model: Any) -> nn.Module:
+        """Build the bare model."""
+        return build_model(model)
+
     build_dataloader = staticmethod(build_loader)
     build_evaluator = staticmethod(build_evaluator_of)
     scale_lr = scale_rates
@@ -205,7 +213,7 @@ class Runner:
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Move the model to its device, and wrap it if the run is distributed."""
-        return _model.wrap_model(model, model_wrapper_cfg, self.cfg, self.dist_info)
+        return wrap_model(model, model_wrapper_cfg, self.cfg, self.dist_info)
 
     def build_train_loop(self, loop: Any) -> Any:
         """Build the training loop from ``train_cfg``, with the run's training batches."""
@@ -230,10 +238,14 @@ class Runner:
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook's ``stage``: one of ``mm_runner.hooks.STAGES``, or your own."""
-        loop: Any = vars(self).get("train_loop")
-        if hasattr(loop, "enter_stage"):
+        loop = vars(self).get("train_loop")
+        if isinstance(loop, AbstractTrainLoop):
             loop.enter_stage(stage)
-        self.hooks_list.call(self, stage, **arguments)
+        outer, self.stage = self.stage, stage
+        try:
+            self.hooks_list.call(self, stage, **arguments)
+        finally:
+            self.stage = outer
 
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook or its config; it acts from the next call of a stage on."""
@@ -241,10 +253,7 @@ class Runner:
 
     def register_custom_hooks(self, hooks: Sequence[Any]) -> None:
         """Add hooks or their configs, as in ``custom_hooks``."""
-        if not isinstance(hooks, (list, tuple)):
-            raise ConfigError(f"register_custom_hooks: a list of hooks is needed, not {hooks!r}.")
-        for hook in hooks:
-            self.register_hook(hook)
+        self.hooks_list.add_all(hooks, where="register_custom_hooks")
 
     def get_hooks_info(self) -> str:
         """Return which hooks act at each stage, in their order and with priorities."""

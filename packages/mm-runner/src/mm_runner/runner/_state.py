@@ -15,6 +15,7 @@ import torch
 import mm_dist
 from mm_amp import MMAmpError
 from mm_runner._main_process import run_on_all, run_on_main
+from mm_runner._untrusted import CONTENT_ERRORS
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     first_line,
@@ -47,8 +48,6 @@ __all__ = ["Part", "RunState", "write_snapshot"]
 
 # Left out of a checkpoint if empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
-# Errors of code that loads values of other types or sizes than it saves.
-_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Part(NamedTuple):
@@ -134,9 +133,9 @@ class RunState:
                 if part.name not in leave_out:
                     state = checkpoint.get(part.name)
                     part.load(self._of_this_rank(part.name, state) if part.is_per_rank else state)
-        except _OF_CONTENT as error:
-            if isinstance(error, (MMRunnerError, MMAmpError)):
-                raise
+        except (MMRunnerError, MMAmpError):
+            raise
+        except CONTENT_ERRORS as error:
             raise CheckpointError(
                 f"The checkpoint's content does not fit this run: {type(error).__name__}: "
                 f"{first_line(error)}. Give the run the configuration that it was saved with; or "
@@ -216,11 +215,16 @@ class RunState:
     # The loop: counters, position in the data, generators.
 
     def _save_position(self) -> dict[str, Any]:
-        loop: Any = vars(self._runner).get("train_loop")
-        if hasattr(loop, "enter_stage"):  # it counts what is done
-            state: dict[str, Any] = loop.state_dict()
-            return state
-        return {"epoch": self._runner.epoch, "iter": self._runner.iter, "pass": {}}
+        runner, loop = self._runner, vars(self._runner).get("train_loop")
+        if isinstance(loop, AbstractTrainLoop):
+            return loop.state_dict()
+        # Other loops count a step, or an epoch, after the hooks that follow it.
+        epoch = runner.epoch + (runner.stage == "after_train_epoch")
+        return {
+            "epoch": epoch,
+            "iter": runner.iter + (runner.stage == "after_train_iter"),
+            "pass": {},
+        }
 
     def _load_position(self, state: Any) -> None:
         loop = self._runner.train_loop
