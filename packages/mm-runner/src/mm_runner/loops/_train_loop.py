@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ class AbstractTrainLoop(BaseLoop):
         epoch: Number of epochs done.
         iter: Number of steps done; during the hooks after a step, without that step.
         stop_training: Set by a hook to end training after the current epoch or step.
+        validated_s: Seconds that validations have taken.
     """
 
     _epoch = alias("epoch")
@@ -85,7 +87,7 @@ class AbstractTrainLoop(BaseLoop):
         super().__init__(runner, dataloader)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
-        self.stop_training = False
+        self.stop_training, self.validated_s = False, 0.0
         self.batches = BatchFeed(dataloader, runner)
         self._limit: int | None = None
         self._step: Any = None
@@ -304,7 +306,9 @@ class AbstractTrainLoop(BaseLoop):
             set_rng_state(self._resumed_rng, runner.device)
         self._rng_before_validation = rng = rng_state(runner.device)
         runner.interruption.mark(runner)
+        began_s = time.perf_counter()
         runner.val_loop.run()
+        self.validated_s += time.perf_counter() - began_s
         self._rng_before_validation = None
         set_rng_state(rng, runner.device)
         self._validated_at = self._iters_done

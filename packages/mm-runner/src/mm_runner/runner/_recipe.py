@@ -27,13 +27,12 @@ from mm_runner.validation import check_train_loop
 
 from ._checks import HOMES, check_run
 from ._logs import plain_config
-from ._model import use_channels_last, with_preprocessor
+from ._model import compile_and_wrap, use_channels_last, with_preprocessor
 from ._optimizers import check_schedules, check_wrapper_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._model import RunCompiler
     from ._runner import Runner
 
 __all__ = ["Recipe", "build_evaluator_of", "build_loader", "built_by"]
@@ -78,7 +77,7 @@ class Recipe:
                 f"{phase}_cfg and {last}. Give these three."
             )
 
-    def build_model(self, run: Runner, compiler: RunCompiler) -> tuple[Any, Any]:
+    def build_model(self, run: Runner) -> tuple[Any, Any]:
         """Build, initialise, compile and wrap the model; return it and its compile handle."""
         model = built_by(run, "build_model", self._model)
         init_weights: Any = getattr(model, "init_weights", None)
@@ -88,11 +87,8 @@ class Recipe:
         if self.cfg.get("channels_last"):
             use_channels_last(model)
         wrapper_cfg = self.cfg.get("model_wrapper_cfg")
-        wrapped, handle = compiler.wrap(
-            model,
-            self.cfg,
-            run.dist_info,
-            lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
+        wrapped, handle = compile_and_wrap(
+            run, model, lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare)
         )
         bare_model = unwrap_model(wrapped)
         is_wrapped = self._phases["train"] and bare_model is not wrapped

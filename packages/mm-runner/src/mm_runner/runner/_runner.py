@@ -20,7 +20,7 @@ from ._checks import run_arguments
 from ._environment import RunSeed, fix_cublas_workspace, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
-from ._model import RunCompiler, build_model, wrap_model
+from ._model import build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
 from ._running import evaluate, train
@@ -145,8 +145,7 @@ class Runner:
         self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
         self.loader_generator = self.randomness.loader_generator
         self.set_randomness(**self.randomness.configured)
-        self.compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
-        vars(self)["model"], self.compile_handle = recipe.build_model(self, self.compiler)
+        vars(self)["model"], self.compile_handle = recipe.build_model(self)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
         self.state, self.shard_writer = RunState(self), ShardWriter()
