@@ -125,7 +125,7 @@ class Recipe:
             check_train_loop(cfg, "train_cfg")
             is_by_iter = arguments.pop("by_epoch", None) is False
             kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
-        where, by_rank = f"{phase}_dataloader", run.randomness.is_by_rank
+        where, by_rank = f"{phase}_dataloader", run.diff_rank_seed
         settings = DataSettings(
             run.seed, run.loader_generator, run.rank, run.world_size, run.device
         )

@@ -16,6 +16,7 @@ from mm_runner.checkpoint import (
 from mm_runner.checkpoint._functions import refuse_url, revised
 from mm_runner.errors import ConfigError
 
+from ._environment import use_seed
 from ._sharded import as_sharded, read_own_shards, restore_weights
 
 if TYPE_CHECKING:
@@ -85,8 +86,14 @@ class StartingPoint:
             )
         else:
             self.content = _read(runner, self.path, content)
-            if self.resume:
-                runner.randomness.take_over(self.content.get("meta", {}).get("seed"), runner.logger)
+            seed = self.content.get("meta", {}).get("seed") if self.resume else None
+            if seed not in (None, runner.seed):
+                if runner.has_own_seed:
+                    runner.logger.warning(
+                        f"randomness.seed is {runner.seed}, the checkpoint's {seed}: the "
+                        "checkpoint's is used, so that the order of the data goes on."
+                    )
+                use_seed(runner, seed)
         self._is_read = True
 
 

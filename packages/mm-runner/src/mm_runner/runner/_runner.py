@@ -6,6 +6,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mm_runner.checkpoint import ShardWriter
 from mm_runner.hooks import build_hooks
 from mm_runner.loops import AbstractTrainLoop
@@ -17,7 +19,7 @@ from mm_runner.reporting import build_log_processor
 from . import _resume
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
-from ._environment import RunSeed, fix_cublas_workspace, set_up_process
+from ._environment import fix_cublas_workspace, seed_run, set_up_process
 from ._interruption import Interruption
 from ._logs import RunLogs, RunVisualizer, plain_config
 from ._model import build_model, wrap_model
@@ -84,6 +86,10 @@ class Runner:
     val_dataloader, val_evaluator = of_loop("val", "dataloader"), of_loop("val", "evaluator")
     test_dataloader, test_evaluator = of_loop("test", "dataloader"), of_loop("test", "evaluator")
     dist_info: DistInfo
+    seed: int
+    deterministic: bool
+    has_own_seed: bool
+    diff_rank_seed: bool
 
     def __init__(
         self,
@@ -141,10 +147,9 @@ class Runner:
         self.logs, self.logger, self.console = logs, logs.logger, logs.console
         self.work_dir, self.log_dir, self.timestamp = logs.work_dir, logs.log_dir, logs.timestamp
         self.experiment_name, self.visualizer = logs.experiment_name, RunVisualizer(self, logs)
-        self.randomness = RunSeed(randomness, self.rank)
-        self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
-        self.loader_generator = self.randomness.loader_generator
-        self.set_randomness(**self.randomness.configured)
+        self._randomness_cfg = {"seed": None, **(randomness or {})}  # the libraries read it
+        self.loader_generator = torch.Generator()  # of all loaders, and of nothing else
+        self.set_randomness(**self._randomness_cfg)
         vars(self)["model"], self.compile_handle = recipe.build_model(self)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
@@ -193,9 +198,7 @@ class Runner:
         """Join the other processes, and set the switches of ``env_cfg``; sets ``dist_info``."""
         self.dist_info = set_up_process(self._launcher, env_cfg)
 
-    def set_randomness(self, seed: int | None, *args: bool, **options: bool) -> None:
-        """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
-        self.randomness.choose(self.logger, seed, *args, **options)
+    set_randomness = seed_run
 
     def build_log_processor(self, log_processor: Any) -> Any:
         """Build the log formatter."""
@@ -257,16 +260,6 @@ class Runner:
     def get_hooks_info(self) -> str:
         """Return which hooks act at each stage, in their order and with priorities."""
         return self.hooks_list.info()
-
-    @property
-    def seed(self) -> int:
-        """Seed of all random numbers of the run, and of the order of its data."""
-        return self.randomness.value
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether deterministic algorithms were asked for."""
-        return self.randomness.deterministic
 
     @property
     def holds_gradients(self) -> bool:

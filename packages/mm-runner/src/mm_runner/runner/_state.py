@@ -25,12 +25,13 @@ from mm_runner.checkpoint import (
     save_checkpoint_file,
     set_rng_state,
 )
-from mm_runner.data import DataPosition
+from mm_runner.data import DataPosition, batch_seed
 from mm_runner.errors import CheckpointError, MMRunnerError
 from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._environment import seed_everything
 from ._logs import plain_config
 from ._optimizers import load_optimizers
 from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights
@@ -282,15 +283,16 @@ class RunState:
         return rng_state(self._runner.device)
 
     def _load_generators(self, state: Any) -> None:
-        loop = self._runner.train_loop
+        runner, loop = self._runner, self._runner.train_loop
         if not state:
-            self._runner.logger.warning(
+            runner.logger.warning(
                 "The checkpoint has no random numbers of this process: they start anew from the "
                 "seed."
             )
-            self._runner.randomness.reseed(int(self._meta.get("iter", 0)))
+            rank, num_steps = runner.rank * runner.diff_rank_seed, int(self._meta.get("iter", 0))
+            seed_everything(batch_seed(runner.seed, rank, 0, num_steps) % 2**32)
         elif not isinstance(loop, AbstractTrainLoop):
-            set_rng_state(state, self._runner.device)
+            set_rng_state(state, runner.device)
         else:
             loop.load_rng_state(state)
 
