@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mm_runner.hooks._hook_list import HookList
     from mm_runner.reporting import LogProcessor, MessageHub, RunConsole
     from mm_runner.runner._interruption import Interruption
-    from mm_runner.runner._logs import RunVisualizer
+    from mm_runner.runner._logs import RunLogs
 
 __all__ = ["RunView"]
 
@@ -86,7 +86,7 @@ class RunView(Protocol):
     console: RunConsole
     log_processor: LogProcessor
     message_hub: MessageHub
-    visualizer: RunVisualizer
+    visualizer: RunLogs
 
     @property
     def hooks(self) -> list[Hook]: ...  # noqa: D102 - see above

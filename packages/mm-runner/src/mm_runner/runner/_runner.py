@@ -21,7 +21,7 @@ from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
 from ._environment import fix_cublas_workspace, seed_run, set_up_process
 from ._interruption import Interruption
-from ._logs import RunLogs, RunVisualizer, plain_config
+from ._logs import RunLogs, plain_config
 from ._model import build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
@@ -143,10 +143,10 @@ class Runner:
         self.starting_point = _resume.StartingPoint(load_from, resume=resume)
         self._resume = resume  # OpenMMLab's libraries read it
         self.overwrite, self.owns_checkpoints = overwrite, False
-        logs = RunLogs(work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
+        logs = RunLogs(self, work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
         self.logs, self.logger, self.console = logs, logs.logger, logs.console
         self.work_dir, self.log_dir, self.timestamp = logs.work_dir, logs.log_dir, logs.timestamp
-        self.experiment_name, self.visualizer = logs.experiment_name, RunVisualizer(self, logs)
+        self.experiment_name, self.visualizer = logs.experiment_name, logs
         self._randomness_cfg = {"seed": None, **(randomness or {})}  # the libraries read it
         self.loader_generator = torch.Generator()  # of all loaders, and of nothing else
         self.set_randomness(**self._randomness_cfg)
