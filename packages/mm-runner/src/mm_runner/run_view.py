@@ -67,6 +67,7 @@ class RunView(Protocol):
     test_evaluator: Evaluator
     hooks_list: HookList
     interruption: Interruption
+    seed: int
     loader_generator: torch.Generator
 
     epoch: int
@@ -90,8 +91,6 @@ class RunView(Protocol):
 
     @property
     def hooks(self) -> list[Hook]: ...  # noqa: D102 - see above
-    @property
-    def seed(self) -> int: ...  # noqa: D102
     @property
     def holds_gradients(self) -> bool: ...  # noqa: D102
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import mm_dist
 from mm_runner.errors import RunStopped
 from mm_runner.hooks import CheckpointHook
-from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
+from mm_runner.loops import EndOfTrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,9 +129,8 @@ class Interruption:
                 f"{runner.max_iters}; {saved}."
             )
             self.ran_out_of_time = runner.train_loop.stop_training = True
-            if isinstance(runner.train_loop, AbstractTrainLoop):  # a custom loop reads the flag
-                raise EndOfTrainingError
-        elif wish in _LEAVING:
+            raise EndOfTrainingError
+        if wish in _LEAVING:
             cause, status = _LEAVING[wish]
             runner.logger.warning(
                 f"The run was {cause} and leaves after epoch {runner.epoch}, step {runner.iter}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Mapping
@@ -80,7 +79,7 @@ class RunLogs:
         if is_main:
             self._writers.append(GuardedWriter(JsonLinesWriter(self.log_dir), self.logger.warning))
         if writers:
-            run_on_main(functools.partial(self._open_writers, writers))
+            run_on_main(lambda: self._open_writers(writers))
 
     def dump_config(self, changes: Mapping[str, Any]) -> None:
         """Write the configuration with ``changes``, in primitives; only the main process does."""

@@ -70,7 +70,7 @@ def _train(run: Runner, delete_checkpoints: Callable[[], None]) -> None:
     began_s, first_iter = time.perf_counter(), run.iter
     try:
         run.train_loop.run()
-    except EndOfTrainingError:  # a run() of a subclass may let it through
+    except EndOfTrainingError:
         run.call_hook("after_train")
     log_end(run, began_s, first_iter)
     run.call_hook("after_run")
