@@ -167,11 +167,6 @@ class BackgroundWriter:
         if under_way is not None:
             under_way.result()
 
-    def join(self) -> None:
-        """Wait; the next :meth:`wait` raises a failure."""
-        if self._under_way is not None:
-            self._under_way.exception()
-
     def _copied(self, checkpoint: Mapping[str, Any]) -> Any:
         """Return ``checkpoint`` with every tensor copied to the host, into the memory kept."""
         buffers, self._buffers = self._buffers, {}
