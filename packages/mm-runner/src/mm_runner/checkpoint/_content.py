@@ -36,6 +36,7 @@ __all__ = [
 FORMAT_VERSION = 1
 
 _MAX_PROBLEMS = 20
+_UNEXPECTED = "unexpected: "
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (type(None), bool, int, float, str)
@@ -88,11 +89,10 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
 
     given = renamed(state_dict, own_name)
     try:
-        problems, num_misfits = _load(model, given)
+        problems = _load(model, given)
     except CONTENT_ERRORS as error:  # of a module's own set_extra_state, say
-        problems, num_misfits = [f"{type(error).__name__}: {error}"], 0
-        strict = True
-    nothing_fits = num_misfits >= len(own)
+        problems, strict = [f"{type(error).__name__}: {error}"], True
+    nothing_fits = sum(not one.startswith(_UNEXPECTED) for one in problems) >= len(own)
     if problems and (strict or nothing_fits):
         verdict = (
             "Nothing in the checkpoint fits" if nothing_fits else "The checkpoint does not fit"
@@ -144,8 +144,8 @@ def _metadata_of(state_dict: Any) -> dict[str, Any]:
     }
 
 
-def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
-    """Load what fits; return a line for each misfit, and the number of entries not loaded."""
+def _load(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Load what fits, and return a line for each entry that does not."""
     found: list[Any] = []
     untyped: Any = model
     # load_state_dict() returns these only where no shape differs.
@@ -157,10 +157,9 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     finally:
         handle.remove()
-    missing = [name for keys in found for name in keys.missing_keys]
-    problems = [f"missing: {name}" for name in missing]
-    problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
-    return problems + misfits, len(missing) + len(misfits)
+    missing = [f"missing: {name}" for keys in found for name in keys.missing_keys]
+    unexpected = [f"{_UNEXPECTED}{name}" for keys in found for name in keys.unexpected_keys]
+    return missing + unexpected + misfits
 
 
 def plain(

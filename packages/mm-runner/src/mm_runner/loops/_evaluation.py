@@ -95,8 +95,11 @@ class ValLoop(BaseLoop):
                 if runner.interruption.cuts_validation(runner):
                     break
             if runner.is_training:
-                runner.interruption.mark(runner)
-            metrics = self.evaluator.evaluate(self._num_samples())
+                runner.interruption.settle(runner, at_once=True)
+            size = len(self.dataloader.dataset)
+            if self.limit is not None and self.dataloader.batch_size is not None:
+                size = min(size, self.limit * self.dataloader.batch_size * runner.world_size)
+            metrics = self.evaluator.evaluate(size)  # what is beyond it is padding
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
                 stop_workers(drawn)  # it may have been cut short
@@ -145,14 +148,6 @@ class ValLoop(BaseLoop):
         """End the workers that a loader of the Runner's own keeps for the next evaluation."""
         if getattr(self.dataloader, "generator", None) is self.runner.loader_generator:
             stop_workers(None, self.dataloader)
-
-    def _num_samples(self) -> int:
-        """Return the number of samples; further ones in the batches are padding."""
-        loader: Any = self.dataloader
-        size: int = len(loader.dataset)
-        if self.limit is None or loader.batch_size is None:
-            return size
-        return min(size, int(self.limit * loader.batch_size * self.runner.world_size))
 
 
 class TestLoop(ValLoop):

@@ -303,7 +303,7 @@ class AbstractTrainLoop(BaseLoop):
         if self._resumed_rng:  # the validation that the stop cut off drew from these
             set_rng_state(self._resumed_rng, runner.device)
         self._rng_before_validation = rng = rng_state(runner.device)
-        runner.interruption.mark(runner)
+        runner.interruption.settle(runner, at_once=True)
         began_s = time.perf_counter()
         runner.val_loop.run()
         self.validated_s += time.perf_counter() - began_s

@@ -108,15 +108,18 @@ class Interruption:
             wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
             self._deadline = time.monotonic() + seconds, wish
 
-    def settle(self, runner: RunView) -> None:
+    def settle(self, runner: RunView, *, at_once: bool = False) -> None:
         """Act on a request if there is one; every process calls this after a step.
 
-        While gradients are accumulated it waits for the optimizer step that takes them in.
+        While gradients are accumulated it waits for the optimizer step that takes them in. With
+        ``at_once`` processes exchange requests now, as before and after a validation.
 
         Raises:
             RunStopped: If the run is to leave; the checkpoint is written.
             EndOfTrainingError: If only the training is to end; the checkpoint is written.
         """
+        if at_once:
+            self._steps_left = 1
         if not self.pending or runner.holds_gradients:
             return
         wish = self._agreed()
@@ -137,11 +140,6 @@ class Interruption:
                 f"with status {status}; {self._save(runner)}."
             )
             raise RunStopped(status)
-
-    def mark(self, runner: RunView) -> None:
-        """Settle at the start or end of a validation, which every process reaches."""
-        self._steps_left = 1
-        self.settle(runner)
 
     def cuts_validation(self, runner: RunView) -> bool:
         """Return whether to skip the rest of a validation: the run leaves at its end.
