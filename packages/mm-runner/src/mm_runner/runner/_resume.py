@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "resume_later"]
+
+# Copied tensor by tensor into a sharded model.
+_COPIED = ("state_dict", "optimizer", "ema_state_dict")
 
 
 class StartingPoint:
@@ -199,7 +203,11 @@ def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> 
     def read() -> None:
         nonlocal content
         if content is None and sharded is not None and runner.rank > 0:
-            content = read_file(path, is_mapped=True)  # the main process broadcasts its tensors
+            mapped = read_file(path, is_mapped=True)  # the main process broadcasts the tensors
+            # The file may be removed while the run trains.
+            content = {
+                key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
+            }
         elif content is None:
             content = load_checkpoint_file(path, shards=sharded is None)
         if sharded is not None and SHARDS in content:
