@@ -1,4 +1,4 @@
-"""Call a function on the main process, and broadcast its result or error."""
+"""Call a function on the main process or on all; if it fails on one, all raise."""
 
 from __future__ import annotations
 
@@ -12,46 +12,50 @@ from .errors import MMRunnerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["run_on_main"]
+__all__ = ["run_on_all", "run_on_main"]
 
 Result = TypeVar("Result")
 
 
 def run_on_main(function: Callable[[], Result]) -> Result:
-    """Call ``function`` on the main process, and broadcast its result. Every process calls this.
+    """Call ``function`` on the main process, and return its result on every process.
+
+    Raises:
+        Exception: As :func:`run_on_all` does.
+
+    Example:
+        >>> run_on_main(lambda: 1 + 1)
+        2
+    """
+    results = run_on_all(lambda: function() if mm_dist.is_main_process() else None)
+    return results[0]  # type: ignore[return-value]
+
+
+def run_on_all(function: Callable[[], Result]) -> list[Result]:
+    """Call ``function`` on every process, and return the results of all in rank order.
 
     A process that failed alone would leave the others waiting for it in their next collective.
 
     Args:
         function: Returns something that can be pickled; keep it small.
 
-    Returns:
-        What ``function`` returned on the main process, on every process.
-
     Raises:
-        Exception: On the main process what ``function`` raised. On the others the same if it is an
+        Exception: Where ``function`` failed, what it raised. On the others the same if it is an
             error of mm-runner, else an :class:`MMRunnerError` with its text.
-
-    Example:
-        >>> run_on_main(lambda: 1 + 1)
-        2
     """
     result: Any = None
     failure: Exception | None = None
     told: tuple[str, str] | None = None  # to the others
-    if mm_dist.is_main_process():
-        try:
-            result = function()
-        except MMRunnerError as error:
-            failure, told = error, (type(error).__name__, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others wait
-            text = f"The main process failed with {type(error).__name__}: {error}"
-            failure, told = error, ("MMRunnerError", text)
-    outcome = [result, told]
-    mm_dist.broadcast_object_list(outcome)
+    try:
+        result = function()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others wait
+        failure, told = error, (type(error).__name__, str(error))
+    outcomes = mm_dist.all_gather_object((result, told))
     if failure is not None:
         raise failure
-    if outcome[1] is not None:
-        name, text = outcome[1]
-        raise getattr(errors, name, MMRunnerError)(text)
-    return outcome[0]  # type: ignore[no-any-return]
+    for rank, (_, told) in enumerate(outcomes):
+        if told is not None:
+            name, text = told
+            kind = getattr(errors, name, None)
+            raise kind(text) if kind else MMRunnerError(f"Process {rank}: {name}: {text}")
+    return [result for result, _ in outcomes]

@@ -9,10 +9,15 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-__all__ = ["check_nesting", "is_file_name", "is_finite", "is_like"]
+__all__ = ["CONTENT_ERRORS", "check_nesting", "is_file_name", "is_finite", "is_like"]
 
+# Raised by code that loads values of other types or sizes than it saves.
+CONTENT_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    ValueError,
+)
 _MOST_LEVELS = 64
 # The state of a generator may be an integer of several hundred bits.
 _MOST_BITS = 4096
@@ -22,52 +27,42 @@ _LONGEST_NAME = 255  # of file systems
 _LEAVES = (str, float, bool, type(None))
 
 
-def check_nesting(
-    value: Any, num_bytes: int, children: Callable[[Any], Iterable[Any] | None] | None = None
-) -> None:
+def check_nesting(value: Any, num_bytes: int) -> None:
     """Refuse a value of a file that is too deep, or unfolds to more values than the file has bytes.
 
     Args:
         value: Read from a file.
         num_bytes: Size of the file. A value that stands in several places counts in each of them,
             and all together may not be more values than the file has bytes.
-        children: Return the values in an object that is no builtin container, ``None`` if it has
-            none.
 
     Raises:
         ValueError: If it is nested too deeply, contains itself, or counts too many values.
     """
-    # By identity: how many values and levels; ``None`` while they are counted.
-    known: dict[int, tuple[int, int] | None] = {}
+    left = num_bytes + _FREE
 
-    def measure(value: Any, level: int) -> tuple[int, int]:
-        """Return how many values and levels ``value`` has, which stands at ``level``."""
+    def walk(value: Any, above: tuple[int, ...]) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError("it unfolds to more values than the file has bytes")
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
-        inner: Iterable[Any] | None
+        inner: Iterable[Any] = value
         if isinstance(value, dict):
             inner = chain(dict.keys(value), dict.values(value), _attributes(value))
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            inner = value
-        else:
-            inner = children and children(value)
-        if inner is None:
-            return 1, 0
-        if id(value) not in known and level < _MOST_LEVELS:
-            known[id(value)] = None
-            parts = [(1, 0) if type(x) in _LEAVES else measure(x, level + 1) for x in inner]
-            deepest = max((levels for _, levels in parts), default=0)
-            known[id(value)] = 1 + sum(count for count, _ in parts), 1 + deepest
-        found = known.get(id(value), (1, 1))
-        if found is None:
+        elif not isinstance(value, (list, tuple, set, frozenset)):
+            return
+        if id(value) in above:
             raise ValueError("it contains itself")
-        if level + found[1] > _MOST_LEVELS:
+        if len(above) == _MOST_LEVELS:
             raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
-        return found
+        for item in inner:
+            if type(item) in _LEAVES:
+                left -= 1
+            else:
+                walk(item, (*above, id(value)))
 
-    count, _ = measure(value, 0)
-    if count > num_bytes + _FREE:
-        raise ValueError(f"it unfolds to {count:,} values, more than the file has bytes")
+    walk(value, ())
 
 
 def is_file_name(value: Any) -> bool:

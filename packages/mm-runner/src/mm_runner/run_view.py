@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mm_runner.hooks._hook_list import HookList
     from mm_runner.reporting import LogProcessor, MessageHub, RunConsole
     from mm_runner.runner._interruption import Interruption
-    from mm_runner.runner._logs import RunVisualizer
+    from mm_runner.runner._logs import RunLogs
 
 __all__ = ["RunView"]
 
@@ -67,6 +67,7 @@ class RunView(Protocol):
     test_evaluator: Evaluator
     hooks_list: HookList
     interruption: Interruption
+    seed: int
     loader_generator: torch.Generator
 
     epoch: int
@@ -86,12 +87,10 @@ class RunView(Protocol):
     console: RunConsole
     log_processor: LogProcessor
     message_hub: MessageHub
-    visualizer: RunVisualizer
+    visualizer: RunLogs
 
     @property
     def hooks(self) -> list[Hook]: ...  # noqa: D102 - see above
-    @property
-    def seed(self) -> int: ...  # noqa: D102
     @property
     def holds_gradients(self) -> bool: ...  # noqa: D102
 

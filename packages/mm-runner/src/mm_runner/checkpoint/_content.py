@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mm_runner._untrusted import CONTENT_ERRORS
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,12 +36,11 @@ __all__ = [
 FORMAT_VERSION = 1
 
 _MAX_PROBLEMS = 20
+_UNEXPECTED = "unexpected: "
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (type(None), bool, int, float, str)
 
-# Errors of code that loads a value of the wrong kind.
-_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 # Of a state_dict, where torch keeps the versions of modules.
 _METADATA = "_metadata"
 # Prefixes of wrappers, in any order and number.
@@ -89,18 +89,16 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
 
     given = renamed(state_dict, own_name)
     try:
-        problems, num_misfits = _load(model, given)
-    except _OF_CONTENT as error:  # of a module's own set_extra_state, say
-        problems, num_misfits = [f"{type(error).__name__}: {error}"], 0
-        strict = True
-    nothing_fits = num_misfits >= len(own)
+        problems = _load(model, given)
+    except CONTENT_ERRORS as error:  # of a module's own set_extra_state, say
+        problems, strict = [f"{type(error).__name__}: {error}"], True
+    nothing_fits = sum(not one.startswith(_UNEXPECTED) for one in problems) >= len(own)
     if problems and (strict or nothing_fits):
         verdict = (
             "Nothing in the checkpoint fits" if nothing_fits else "The checkpoint does not fit"
         )
-        more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
-            f"{verdict} {type(model).__name__}: {'; '.join(problems[:10])}{more}. "
+            f"{verdict} {type(model).__name__}: {'; '.join(_first(problems))}. "
             "Use the model that it was saved from; without resume, load_from takes what fits."
         )
     return problems
@@ -109,9 +107,12 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
 def describe_misfits(problems: list[str], where: str) -> str:
     """Return a warning about the lines of :func:`load_weights`."""
     verdict = f"{where}: {len(problems)} entries of the checkpoint or the model do not fit"
+    return "\n  ".join([f"{verdict}, the others are loaded:", *_first(problems)])
+
+
+def _first(problems: list[str]) -> list[str]:
     more = len(problems) - _MAX_PROBLEMS
-    lines = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-    return "\n  ".join([f"{verdict}, the others are loaded:", *lines])
+    return [*problems[:_MAX_PROBLEMS], f"and {more} more"] if more > 0 else problems
 
 
 def renamed(state_dict: Mapping[str, Any], rename: Callable[[str], str]) -> OrderedDict[str, Any]:
@@ -143,8 +144,8 @@ def _metadata_of(state_dict: Any) -> dict[str, Any]:
     }
 
 
-def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
-    """Load what fits; return a line for each misfit, and the number of entries not loaded."""
+def _load(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Load what fits, and return a line for each entry that does not."""
     found: list[Any] = []
     untyped: Any = model
     # load_state_dict() returns these only where no shape differs.
@@ -156,10 +157,9 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> tuple[list[str], int]:
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     finally:
         handle.remove()
-    missing = [name for keys in found for name in keys.missing_keys]
-    problems = [f"missing: {name}" for name in missing]
-    problems += [f"unexpected: {name}" for keys in found for name in keys.unexpected_keys]
-    return problems + misfits, len(missing) + len(misfits)
+    missing = [f"missing: {name}" for keys in found for name in keys.missing_keys]
+    unexpected = [f"{_UNEXPECTED}{name}" for keys in found for name in keys.unexpected_keys]
+    return missing + unexpected + misfits
 
 
 def plain(
@@ -183,8 +183,16 @@ def plain(
         )
     if isinstance(value, Tensor):
         return value.detach().cpu() if to_host is None else to_host(value.detach(), path)
-    if isinstance(value, _PRIMITIVES):
-        return _primitive(value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if type(value) in _PRIMITIVES:
+        return value
+    # A subclass (a member of an enum, say) would be pickled with its class, which the
+    # safe loader refuses.
+    if isinstance(value, str):
+        return str.__str__(value)  # str(value) of an enum's member is its name
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
         state = kind(
@@ -199,26 +207,11 @@ def plain(
             plain(item, f"{path}[{index}]", to_host=to_host) for index, item in enumerate(value)
         ]
         return items if isinstance(value, list) else tuple(items)
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return plain(value.item(), path)
     raise CheckpointError(
         f"{path}: {type(value).__module__}.{type(value).__name__} cannot be saved; a checkpoint "
         "holds tensors, numbers, text, lists and dicts only, so that it loads without running "
         "code. Convert it in before_save_checkpoint."
     )
-
-
-def _primitive(value: Any) -> Any:
-    """Return ``value`` as exactly a primitive.
-
-    A subclass (a member of an enum, a float64 of NumPy) would be pickled with its class, and the
-    safe loader refuses classes.
-    """
-    if type(value) in _PRIMITIVES:
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)  # str(value) of an enum's member is its name
-    return int(value) if isinstance(value, int) else float(value)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -261,7 +254,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
         if numpy is not None and "numpy" in state:
             name, keys, *others = state["numpy"]
             numpy.random.set_state((name, keys.numpy().astype("uint32"), *others))
-    except Exception as error:  # a file may hold anything
+    except CONTENT_ERRORS as error:
         raise CheckpointError(
             f"The checkpoint's rng cannot be used: {type(error).__name__}: {first_line(error)}"
         ) from error

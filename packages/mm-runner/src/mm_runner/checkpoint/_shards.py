@@ -116,7 +116,8 @@ class ShardWriter:
 
         tensors: dict[str, Any] = {}
         rest = {name: _split(item, name, tensors) for name, item in checkpoint.items()}
-        folder = run_on_main(lambda: _new_folder(path))
+        # A new one: a checkpoint of the same name, with its folder, stays whole meanwhile.
+        folder = path.with_name(f"{path.name}{_INFIX}{run_on_main(lambda: uuid.uuid4().hex[:12])}")
         rest = plain({**rest, SHARDS: folder.name}) if mm_dist.is_main_process() else {}
         self._group = self._group or dist.new_group(backend="gloo")
         storage = filesystem.FileSystemWriter(folder)
@@ -160,16 +161,6 @@ def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
     state: Any = copy.copy(value)  # with the metadata of a state_dict
     state.update((name, _split(item, f"{key}.{name}", tensors)) for name, item in value.items())
     return state
-
-
-def _new_folder(path: Path) -> Path:
-    """Create a folder; a checkpoint of the same name, with its folder, stays whole meanwhile."""
-    folder = path.with_name(f"{path.name}{_INFIX}{uuid.uuid4().hex[:12]}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise write_error(path, error) from error
-    return folder
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._under_way: Future[object] | None = None
 
     def submit(self, checkpoint: Mapping[str, Any], write: Callable[[Any], object]) -> None:
         """Copy ``checkpoint``, and return while a thread calls ``write`` with the copy.
@@ -154,11 +153,9 @@ class BackgroundWriter:
             Exception: What writing the one before raised; then nothing is submitted.
         """
         self.wait()
-        copied = self._copied(checkpoint)
-        self._thread = threading.Thread(
-            target=self._run, args=(write, copied), name="mm_runner-checkpoint"
-        )
-        self._thread.start()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mm_runner-checkpoint")
+        self._under_way = pool.submit(write, self._copied(checkpoint))
+        pool.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until nothing is being written.
@@ -166,16 +163,9 @@ class BackgroundWriter:
         Raises:
             Exception: What writing it raised, once.
         """
-        self.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def join(self) -> None:
-        """Wait; the next :meth:`wait` raises a failure."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
 
     def _copied(self, checkpoint: Mapping[str, Any]) -> Any:
         """Return ``checkpoint`` with every tensor copied to the host, into the memory kept."""
@@ -196,12 +186,6 @@ class BackgroundWriter:
             return copies[key]
 
         return plain(checkpoint, to_host=copy)
-
-    def _run(self, write: Callable[[Any], object], copied: Any) -> None:
-        try:
-            write(copied)
-        except Exception as error:  # noqa: BLE001 - raised by wait()
-            self._failure = error
 
 
 def _allocate(value: Tensor) -> Tensor:

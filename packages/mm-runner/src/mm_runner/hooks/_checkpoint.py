@@ -7,13 +7,14 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from mm_runner._main_process import run_on_main
+from mm_runner._main_process import run_on_all, run_on_main
 from mm_runner._untrusted import is_file_name
 from mm_runner.checkpoint import (
     BackgroundWriter,
@@ -125,8 +126,9 @@ class CheckpointHook(Hook):
         # The number of steps in the newest file, and the file.
         self._newest: tuple[int, Path] | None = None
         self._writer = BackgroundWriter() if async_save else None
-        # The three above as they were before the file under way, ``None`` if there is none.
-        self._before: tuple[Any, Any, Any] | None = None
+        # What the list, the newest and the best are once the file under way is whole, if there is
+        # one.
+        self._to_come: tuple[list[str], Any, dict[str, dict[str, Any]]] | None = None
         self._first_iter = 0
         # The epoch, or step, whose checkpoint waits for the next optimizer step.
         self._due: int | None = None
@@ -229,8 +231,9 @@ class CheckpointHook(Hook):
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        best = {name: dict(record) for name, record in self.best_records.items()}
-        checkpoint[_KEY] = {"kept": list(self._kept), "best": best}
+        kept, _, best = self._to_come or (self._kept, None, self.best_records)
+        records = {name: dict(record) for name, record in best.items()}
+        checkpoint[_KEY] = {"kept": list(kept), "best": records}
 
     @override
     def after_load_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
@@ -251,23 +254,24 @@ class CheckpointHook(Hook):
                 self.best_records[name] = dict(record)
 
     def save_now(self, runner: RunView) -> Path | None:
-        """Save between two steps regardless of the interval; every process must call this.
+        """Save all of the run between two steps, whatever the interval; every process calls this.
 
         Returns:
             The file, which is whole, and may have been written before if no step was taken since;
             ``None`` if it could not be written.
         """
-        now = runner.iter
-        if not (self.settle(runner) and self._newest and self._newest[0] == now):
+        now, is_whole = runner.iter, self.save_optimizer and self.save_param_scheduler
+        if not (self.settle(runner) and is_whole and self._newest and self._newest[0] == now):
             template = "iter_{}.pth" if self.by_epoch else self.filename_tmpl
-            self._save(runner, template.format(now), now)
+            self._save(runner, template.format(now), now, is_whole=True)
             self.settle(runner)
         return self._newest[1] if self._newest and self._newest[0] == now else None
 
     @override
     def clean_up(self, runner: RunView) -> None:
         if self._writer is not None:  # a run that failed waits for the file under way
-            self._writer.join()
+            with suppress(CheckpointWriteError):
+                self._writer.wait()
 
     def _is_best(self, name: str, score: float) -> bool:
         before = self.best_records.get(name, {}).get("score", math.nan)
@@ -276,28 +280,26 @@ class CheckpointHook(Hook):
         rule = self._rules.get(name) or self._rules.get("auto")
         return is_better(score, before, rule or rule_of(name, "CheckpointHook.rule"))
 
-    def _save(self, runner: RunView, name: str, num_steps: int) -> bool:
+    def _save(self, runner: RunView, name: str, num_steps: int, *, is_whole: bool = False) -> bool:
         """Save to the file ``name``; return whether it was, or may yet be, written."""
         self.settle(runner)  # a failed write changes which files are kept
         directory = self.directory(runner)
-        self._before = self._kept, self._newest, self.best_records
-        self._kept = [*(one for one in self._kept if one != name), name]
-        self._newest = num_steps, directory / name
+        kept = [*(one for one in self._kept if one != name), name]
+        self._to_come = kept, (num_steps, directory / name), self.best_records
         runner.message_hub.update_info("last_ckpt", str(directory / name))
-        outdated = self._kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
+        outdated = kept[: -self.max_keep_ckpts] if self.max_keep_ckpts > 0 else []
         return self._write(
             runner,
             name,
-            save_optimizer=self.save_optimizer,
-            save_param_scheduler=self.save_param_scheduler,
+            save_optimizer=self.save_optimizer or is_whole,
+            save_param_scheduler=self.save_param_scheduler or is_whole,
             then=lambda: _delete([directory / one for one in outdated], runner.logger),
         )
 
     def _save_best(self, runner: RunView, metric: str, score: float) -> None:
-        self._before = self._kept, self._newest, self.best_records
         file = _file_of_best(metric)
         record = {"score": score, "epoch": runner.epoch, "iter": runner.iter, "file": file}
-        self.best_records = {**self.best_records, metric: record}
+        self._to_come = self._kept, self._newest, {**self.best_records, metric: record}
         runner.logger.info(f"Best {metric} so far: {score:.4f}; saving {file}.")
         ending = f"_{metric}" if len(self.save_best) > 1 else ""
         facts = {"best_ckpt": str(self.directory(runner) / file), "best_score": score}
@@ -320,21 +322,21 @@ class CheckpointHook(Hook):
 
     def settle(self, runner: RunView, error: CheckpointWriteError | None = None) -> bool:
         """Wait for the file under way, if any; return whether it was written."""
-        before, self._before = self._before, None
-        if before is None:
+        to_come, self._to_come = self._to_come, None
+        if to_come is None:
             return True
         if error is None and self._writer is not None:
             try:
-                self._writer.join()  # its part of a sharded model
-                run_on_main(self._writer.wait)
+                run_on_all(self._writer.wait)  # each writes its part of a sharded model
             except CheckpointWriteError as failure:
                 error = failure
         if error is not None:
-            self._kept, self._newest, self.best_records = before
             runner.logger.error(f"{error} Training continues.")
-        elif self.max_keep_ckpts > 0:
+            return False
+        self._kept, self._newest, self.best_records = to_come
+        if self.max_keep_ckpts > 0:
             self._kept = self._kept[-self.max_keep_ckpts :]
-        return error is None
+        return True
 
 
 def _file_of_best(metric: str) -> str:

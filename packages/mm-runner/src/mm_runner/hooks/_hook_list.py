@@ -106,6 +106,13 @@ class HookList:
         self.hooks = sorted([*self.hooks, hook], key=attrgetter("priority"))
         self.wrap(self._wrapper)
 
+    def add_all(self, hooks: Any, *, where: str) -> None:
+        """Add a list of hooks or their configs."""
+        if not isinstance(hooks, (list, tuple)):
+            raise ConfigError(f"{where}: a list of hooks is needed, got {hooks!r}.")
+        for index, hook in enumerate(hooks):
+            self.add(hook, where=f"{where}[{index}]")
+
     def remove(self, hook: Hook) -> None:
         """Remove a hook; nothing, if it is not there."""
         self.hooks = [one for one in self.hooks if one is not hook]
@@ -193,12 +200,7 @@ def build_hooks(
             cfg, level = {**base, **cfg}, None  # noqa: PLW2901
         if cfg is not None:
             hooks.add(cfg, level, where=f"default_hooks.{name}")
-    if not isinstance(custom_hooks, (list, tuple, type(None))):
-        raise ConfigError(
-            f"custom_hooks: a list of hooks or their configs is needed, got {custom_hooks!r}."
-        )
-    for index, cfg in enumerate(custom_hooks or ()):
-        hooks.add(cfg, where=f"custom_hooks[{index}]")
+    hooks.add_all([] if custom_hooks is None else custom_hooks, where="custom_hooks")
     return hooks
 
 

@@ -34,8 +34,6 @@ class BaseLoop(ABC):
     """
 
     _runner = alias("runner")
-    # During the hooks after a step or an epoch one ahead of ``iter`` and ``epoch``.
-    _epochs_done = _iters_done = 0
 
     def __init__(self, runner: RunView, dataloader: Any) -> None:
         self.runner = runner
@@ -46,17 +44,3 @@ class BaseLoop(ABC):
     @abstractmethod
     def run(self) -> Any:
         """Run the loop; a loop of validation or test returns the metrics."""
-
-    def enter_stage(self, stage: str) -> None:
-        """Count an epoch, or a step, before the hooks of ``stage`` act."""
-        loop: Any = self
-        if stage == "after_train_epoch":
-            self._epochs_done = loop.epoch + 1
-        elif stage == "after_train_iter":
-            self._iters_done = loop.iter + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts of epochs and steps that are done."""
-        loop: Any = self
-        counts = max(loop.epoch, self._epochs_done), max(loop.iter, self._iters_done)
-        return {"epoch": counts[0], "iter": counts[1], "pass": {}}

@@ -49,7 +49,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        check_positive(max_epochs=max_epochs, val_begin=val_begin, val_interval=val_interval)
+        check_positive(max_epochs=max_epochs)
         if is_endless(dataloader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
@@ -57,14 +57,9 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
                 "max_iters=...), or a DefaultSampler."
             )
         _check_lengths(mm_dist.all_gather_object(num_batches(dataloader, "train_dataloader")))
+        max_iters = max_epochs * len(dataloader)
         super().__init__(
-            runner,
-            dataloader,
-            max_epochs=max_epochs,
-            max_iters=max_epochs * len(dataloader),
-            val_begin=val_begin,
-            val_interval=val_interval,
-            dynamic_intervals=dynamic_intervals,
+            runner, dataloader, max_epochs, max_iters, val_begin, val_interval, dynamic_intervals
         )
         self._warned: set[str] = set()
 
@@ -177,15 +172,9 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        check_positive(max_iters=max_iters, val_begin=val_begin, val_interval=val_interval)
+        check_positive(max_iters=max_iters)
         super().__init__(
-            runner,
-            dataloader,
-            max_epochs=1,
-            max_iters=max_iters,
-            val_begin=val_begin,
-            val_interval=val_interval,
-            dynamic_intervals=dynamic_intervals,
+            runner, dataloader, 1, max_iters, val_begin, val_interval, dynamic_intervals
         )
         self._has_own_body = False  # a body of a subclass draws from dataloader_iterator
         self._under_way: Iterator[Any] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +92,14 @@ class ValLoop(BaseLoop):
             batches = BatchFeed(self.dataloader, runner).pairs(drawn)
             for index, (batch, placed) in enumerate(islice(batches, self.limit)):
                 self.run_iter(index, batch, placed)
-                if runner.interruption.pending and runner.interruption.cuts_validation(runner):
+                if runner.interruption.cuts_validation(runner):
                     break
             if runner.is_training:
-                runner.interruption.mark(runner)
-            metrics = self.evaluator.evaluate(self._num_samples())
+                runner.interruption.settle(runner, at_once=True)
+            size = len(self.dataloader.dataset)
+            if self.limit is not None and self.dataloader.batch_size is not None:
+                size = min(size, self.limit * self.dataloader.batch_size * runner.world_size)
+            metrics = self.evaluator.evaluate(size)  # what is beyond it is padding
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
                 stop_workers(drawn)  # it may have been cut short
@@ -134,7 +137,7 @@ class ValLoop(BaseLoop):
         runner, phase = self.runner, self.phase
         step = self._step or eval_step_of(runner.model, f"{phase}_step")
         runner.call_hook(f"before_{phase}_iter", batch_idx=idx, data_batch=data_batch)
-        with self._precision():
+        with mm_amp.autocast(runner.device.type) if self.fp16 else nullcontext():
             outputs = step(data_batch if placed is None else placed)
         self.evaluator.process(data_samples=outputs, data_batch=data_batch)
         runner.call_hook(
@@ -145,17 +148,6 @@ class ValLoop(BaseLoop):
         """End the workers that a loader of the Runner's own keeps for the next evaluation."""
         if getattr(self.dataloader, "generator", None) is self.runner.loader_generator:
             stop_workers(None, self.dataloader)
-
-    def _num_samples(self) -> int:
-        """Return the number of samples; further ones in the batches are padding."""
-        loader: Any = self.dataloader
-        size: int = len(loader.dataset)
-        if self.limit is None or loader.batch_size is None:
-            return size
-        return min(size, int(self.limit * loader.batch_size * self.runner.world_size))
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return mm_amp.autocast(self.runner.device.type) if self.fp16 else nullcontext()
 
 
 class TestLoop(ValLoop):

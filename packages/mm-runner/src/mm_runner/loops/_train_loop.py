@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from typing_extensions import override
 
 import mm_dist
 from mm_runner.checkpoint import rng_state, set_rng_state
@@ -26,9 +24,9 @@ __all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
 
 
 class EndOfTrainingError(Exception):
-    """Ends the training loop that a step belongs to, in the middle of an epoch too.
+    """Ends training at any point, in the middle of an epoch too.
 
-    The loop continues with ``after_train``. The rest of the epoch or validation is skipped, with
+    The run continues with ``after_train``. The rest of the epoch or validation is skipped, with
     the stages after it; a resumed run does it.
     """
 
@@ -55,6 +53,7 @@ class AbstractTrainLoop(BaseLoop):
         epoch: Number of epochs done.
         iter: Number of steps done; during the hooks after a step, without that step.
         stop_training: Set by a hook to end training after the current epoch or step.
+        validated_s: Seconds that validations have taken.
     """
 
     _epoch = alias("epoch")
@@ -67,13 +66,13 @@ class AbstractTrainLoop(BaseLoop):
         self,
         runner: RunView,
         dataloader: Any,
-        *,
         max_epochs: int,
         max_iters: int,
         val_begin: int,
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
+        check_positive(val_begin=val_begin, val_interval=val_interval)
         for pair in dynamic_intervals or ():
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise ConfigError(
@@ -87,7 +86,7 @@ class AbstractTrainLoop(BaseLoop):
         super().__init__(runner, dataloader)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         self.epoch = self.iter = 0
-        self.stop_training = False
+        self.stop_training, self.validated_s = False, 0.0
         self.batches = BatchFeed(dataloader, runner)
         self._limit: int | None = None
         self._step: Any = None
@@ -116,12 +115,11 @@ class AbstractTrainLoop(BaseLoop):
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner, resumed = self.runner, self._resumed
         runner.call_hook("before_train")
-        with suppress(EndOfTrainingError):
-            # Most checkpoints are written before the validation that follows them.
-            is_within = self.by_epoch and resumed and DataPosition(**resumed["position"]).is_begun
-            if self._count and not is_within and self._validated_at != self.iter and self._is_due():
-                self._validate()
-            self._train()
+        # Most checkpoints are written before the validation that follows them.
+        is_within = self.by_epoch and resumed and DataPosition(**resumed["position"]).is_begun
+        if self._count and not is_within and self._validated_at != self.iter and self._is_due():
+            self._validate()
+        self._train()
         runner.call_hook("after_train")
 
     def shorten(self, num_batches: int) -> None:
@@ -138,7 +136,6 @@ class AbstractTrainLoop(BaseLoop):
 
     # The position of the loop in a checkpoint.
 
-    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the position of training, and the random numbers of this process there.
 
@@ -182,12 +179,11 @@ class AbstractTrainLoop(BaseLoop):
 
     # Passes over the data.
 
-    @override
     def enter_stage(self, stage: str) -> None:
         """Count an epoch, or a step, before the hooks of ``stage`` act."""
         if stage == "before_train_epoch":
             if self._has_own_body:  # it may take its steps itself, which nothing stops in between
-                self._settle()
+                self.runner.interruption.settle(self.runner)
             self._begin_pass()
         elif stage == "after_train_epoch" and self.by_epoch:
             self._epochs_done, self._batches_done = self.epoch + 1, 0
@@ -256,8 +252,7 @@ class AbstractTrainLoop(BaseLoop):
         for act in methods["after_train_iter"]:
             act(runner, batch_idx=idx, data_batch=data_batch, outputs=outputs)
         self.iter += 1
-        if runner.interruption.pending:
-            runner.interruption.settle(runner)
+        runner.interruption.settle(runner)
 
     def _step_function(self) -> Callable[..., object]:
         """Return :meth:`run_iter`, or one that counts the batches of an override."""
@@ -268,11 +263,7 @@ class AbstractTrainLoop(BaseLoop):
         """Let a subclass train on one batch, and count it."""
         self.run_iter(*arguments)  # type: ignore[attr-defined]
         self._iters_done, self._batches_done = self.iter, self.batches.batch
-        self._settle()
-
-    def _settle(self) -> None:
-        if self.runner.interruption.pending:
-            self.runner.interruption.settle(self.runner)
+        self.runner.interruption.settle(self.runner)
 
     def _is_overridden(self, name: str) -> bool:
         method = getattr(type(self), name, None)
@@ -312,8 +303,10 @@ class AbstractTrainLoop(BaseLoop):
         if self._resumed_rng:  # the validation that the stop cut off drew from these
             set_rng_state(self._resumed_rng, runner.device)
         self._rng_before_validation = rng = rng_state(runner.device)
-        runner.interruption.mark(runner)
+        runner.interruption.settle(runner, at_once=True)
+        began_s = time.perf_counter()
         runner.val_loop.run()
+        self.validated_s += time.perf_counter() - began_s
         self._rng_before_validation = None
         set_rng_state(rng, runner.device)
         self._validated_at = self._iters_done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,9 @@ from mmengine.evaluator import BaseMetric
 from mmengine.evaluator import Evaluator as TheirEvaluator
 from mmengine.hooks import CheckpointHook, LoggerHook
 from mmengine.hooks import Hook as TheirHook
-from mmengine.runner import BaseLoop as TheirLoop
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.loops import BaseLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +70,7 @@ def _find(root: theirs.Registry, name: str, scope: str | None) -> Callable[..., 
 
 
 def adopt(kind: str, value: Any) -> Any:
-    """Return a hook, metric, evaluator or loop of MMEngine as one of ours; others unchanged."""
+    """Return a hook, metric or evaluator of MMEngine as one of ours; others unchanged."""
     if kind == "hook" and isinstance(value, (CheckpointHook, LoggerHook)):
         base = "CheckpointHook" if isinstance(value, CheckpointHook) else "LoggerHook"
         raise ConfigError(
@@ -89,11 +86,6 @@ def adopt(kind: str, value: Any) -> Any:
         return LibraryEvaluator(TheirEvaluator(value))
     if kind == "metric" and isinstance(value, TheirEvaluator):
         return LibraryEvaluator(value)
-    if kind == "loop" and isinstance(value, TheirLoop) and hasattr(value, "max_epochs"):
-        # Hooks that write checkpoints act before it counts the step, or the epoch, that is done.
-        value._epochs_done = value._iters_done = 0  # noqa: SLF001
-        value.enter_stage = partial(BaseLoop.enter_stage, value)
-        value.state_dict = partial(BaseLoop.state_dict, value)
     return value
 
 

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_dist
-from mm_runner.data import batch_seed
 from mm_runner.validation import check_environment, check_randomness
 
 if TYPE_CHECKING:
-    import logging
+    from ._runner import Runner
 
 __all__ = [
-    "RunSeed",
     "fix_cublas_workspace",
     "seed_everything",
+    "seed_run",
     "set_up_process",
+    "use_seed",
 ]
 
 _DEFAULT_OPEN_FILES = 4096
@@ -89,62 +89,35 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-class RunSeed:
-    """Chooses one seed for all processes, and seeds the generators of this one.
+def seed_run(
+    run: Runner,
+    seed: int | None,
+    diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
+    deterministic: bool = False,  # noqa: FBT001, FBT002
+) -> None:
+    """Seed every generator of this process, and switch to deterministic algorithms if asked.
 
-    Attributes:
-        configured: What ``randomness`` asked for, as arguments of :meth:`choose`.
-        value: The seed, once it is chosen.
-        deterministic: Whether deterministic algorithms were asked for.
-        is_by_rank: Whether each process adds its rank to the seed.
-        loader_generator: Generator of all loaders, and of nothing else.
+    Args:
+        run: The run.
+        seed: That of all processes; ``None`` draws one.
+        diff_rank_seed: Whether each process adds its rank to it.
+        deterministic: Whether to allow deterministic algorithms only.
     """
+    check_randomness({"seed": seed}, "randomness")
+    fix_cublas_workspace({"deterministic": deterministic})
+    run.has_own_seed, run.diff_rank_seed = seed is not None, bool(diff_rank_seed)
+    run.deterministic = bool(deterministic)
+    use_seed(run, mm_dist.sync_random_seed() if seed is None else seed)
+    if run.deterministic:
+        if torch.backends.cudnn.benchmark:
+            run.logger.warning("randomness.deterministic was given: cudnn_benchmark is off.")
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
 
-    def __init__(self, randomness: Mapping[str, Any] | None, rank: int) -> None:
-        self.configured: dict[str, Any] = {"seed": None, **(randomness or {})}
-        self.value: int
-        self.deterministic = self.is_by_rank = False
-        self._rank = rank
-        # The sampler_seed hook seeds it each epoch.
-        self.loader_generator = torch.Generator()
 
-    def choose(
-        self,
-        logger: logging.Logger,
-        seed: int | None,
-        diff_rank_seed: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
-        deterministic: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        """Seed every generator of this process, and switch to deterministic algorithms if asked."""
-        check_randomness({"seed": seed}, "randomness")
-        fix_cublas_workspace({"deterministic": deterministic})
-        self.configured["seed"] = seed
-        self.is_by_rank, self.deterministic = bool(diff_rank_seed), bool(deterministic)
-        self._use(mm_dist.sync_random_seed() if seed is None else seed)
-        if self.deterministic:
-            if torch.backends.cudnn.benchmark:
-                logger.warning("randomness.deterministic was given: cudnn_benchmark is off.")
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
-            torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
-
-    def take_over(self, seed: int | None, logger: logging.Logger) -> None:
-        """Continue with the seed of a checkpoint; ``None`` changes nothing."""
-        if seed is None or seed == self.value:
-            return
-        if self.configured["seed"] is not None:
-            logger.warning(
-                f"randomness.seed is {self.value}, the checkpoint's {seed}: the checkpoint's is "
-                "used, so that the order of the data goes on."
-            )
-        self._use(seed)
-
-    def reseed(self, num_steps: int) -> None:
-        """Reseed the generators at step ``num_steps`` of a checkpoint without their states."""
-        rank = self._rank if self.is_by_rank else 0
-        seed_everything(batch_seed(self.value, rank, 0, num_steps) % 2**32)
-
-    def _use(self, seed: int) -> None:
-        self.value = seed
-        seed_everything(seed + (self._rank if self.is_by_rank else 0))
-        self.loader_generator.manual_seed(seed)
+def use_seed(run: Runner, seed: int) -> None:
+    """Make ``seed`` that of the run, and seed the generators of this process."""
+    run.seed = seed
+    seed_everything(seed + (run.rank if run.diff_rank_seed else 0))
+    run.loader_generator.manual_seed(seed)

@@ -7,19 +7,19 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
 import mm_dist
-from mm_runner.errors import CheckpointWriteError, RunStopped
+from mm_runner.errors import RunStopped
 from mm_runner.hooks import CheckpointHook
-from mm_runner.loops import AbstractTrainLoop, EndOfTrainingError
+from mm_runner.loops import EndOfTrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from mm_runner.run_view import RunView
@@ -69,13 +69,7 @@ class Interruption:
 
     @property
     def pending(self) -> bool:
-        """Whether there may be a request to settle; never outside of a training.
-
-        A loop reads it once a step::
-
-            if runner.interruption.pending:
-                runner.interruption.settle(runner)
-        """
+        """Whether there may be a request to settle; never outside of a training."""
         return self._is_listening and (self._group is not None or self._own_wish() > 0)
 
     @contextmanager
@@ -114,16 +108,19 @@ class Interruption:
             wish = _TIME_UP if then == "end" else _TIME_UP_REQUEUE
             self._deadline = time.monotonic() + seconds, wish
 
-    def settle(self, runner: RunView) -> None:
+    def settle(self, runner: RunView, *, at_once: bool = False) -> None:
         """Act on a request if there is one; every process calls this after a step.
 
-        While gradients are accumulated it waits for the optimizer step that takes them in.
+        While gradients are accumulated it waits for the optimizer step that takes them in. With
+        ``at_once`` processes exchange requests now, as before and after a validation.
 
         Raises:
             RunStopped: If the run is to leave; the checkpoint is written.
             EndOfTrainingError: If only the training is to end; the checkpoint is written.
         """
-        if runner.holds_gradients:
+        if at_once:
+            self._steps_left = 1
+        if not self.pending or runner.holds_gradients:
             return
         wish = self._agreed()
         if wish:
@@ -135,9 +132,8 @@ class Interruption:
                 f"{runner.max_iters}; {saved}."
             )
             self.ran_out_of_time = runner.train_loop.stop_training = True
-            if isinstance(runner.train_loop, AbstractTrainLoop):  # a custom loop reads the flag
-                raise EndOfTrainingError
-        elif wish in _LEAVING:
+            raise EndOfTrainingError
+        if wish in _LEAVING:
             cause, status = _LEAVING[wish]
             runner.logger.warning(
                 f"The run was {cause} and leaves after epoch {runner.epoch}, step {runner.iter}, "
@@ -145,18 +141,12 @@ class Interruption:
             )
             raise RunStopped(status)
 
-    def mark(self, runner: RunView) -> None:
-        """Settle at the start or end of a validation, which every process reaches."""
-        self._steps_left = 1
-        if self.pending:
-            self.settle(runner)
-
     def cuts_validation(self, runner: RunView) -> bool:
         """Return whether to skip the rest of a validation: the run leaves at its end.
 
         Several processes finish it: they agree at its end.
         """
-        return self._group is None and self._own_wish() > 0 and not runner.holds_gradients
+        return self._group is None and self.pending and not runner.holds_gradients
 
     def _agreed(self) -> int:
         """Return the strongest request of all processes; 0 if none, or between exchanges."""
@@ -189,19 +179,8 @@ class Interruption:
         """Save a checkpoint, and describe the result for the log."""
         if not self.saves:
             return "nothing is kept"
-        hook = next((one for one in runner.hooks if isinstance(one, CheckpointHook)), None)
-        # A run cannot resume from the weights alone.
-        if hook is not None and hook.save_optimizer and hook.save_param_scheduler:
-            self.saved = hook.save_now(runner)
-        else:
-            if hook is not None:  # its thread may yet write the same file
-                hook.settle(runner)
-            path = Path(runner.work_dir) / f"iter_{runner.iter}.pth"
-            try:
-                runner.save_checkpoint(path.parent, path.name)
-                self.saved = path
-            except CheckpointWriteError as error:
-                runner.logger.error(str(error))  # noqa: TRY400 - it says it all
+        hooks = (one for one in runner.hooks if isinstance(one, CheckpointHook))
+        self.saved = next(hooks, CheckpointHook()).save_now(runner)
         saved = f"saved {self.saved}" if self.saved else "the checkpoints before it are untouched"
         return f"{saved}. resume=True (--resume) continues from there"
 

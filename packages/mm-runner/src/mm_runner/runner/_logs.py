@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ import mm_dist
 from mm_runner._main_process import run_on_main
 from mm_runner.checkpoint import plain
 from mm_runner.errors import ConfigError
+from mm_runner.evaluator import as_number
 from mm_runner.registry import LOG_WRITERS, build_from_cfg, need_mapping, short_repr
 from mm_runner.reporting import (
     GuardedWriter,
@@ -30,16 +29,17 @@ from ._work_dir import open_work_dir
 if TYPE_CHECKING:
     from ._runner import Runner
 
-__all__ = ["RunLogs", "RunVisualizer", "plain_config"]
+__all__ = ["RunLogs", "plain_config"]
 
 # Longer lists of numbers or samples are not written to config.yaml.
 _LONGEST_WRITTEN = 1000
 
 
 class RunLogs:
-    """The console, the logger and the log directory of one run.
+    """The console, the logger, the log directory and the writers of scalars of one run.
 
     Args:
+        run: The run; as its ``visualizer`` this takes scalars, images and configurations.
         work_dir: Created if absent.
         experiment_name: Put before the timestamp in the run's name.
         level: As in :mod:`logging`.
@@ -53,12 +53,14 @@ class RunLogs:
 
     def __init__(
         self,
+        run: Runner,
         work_dir: str | Path,
         experiment_name: str | None,
         level: str | int,
         config: dict[str, Any],
         writers: Mapping[str, Any],
     ) -> None:
+        self._run = run
         self.work_dir, self.log_dir, self.timestamp = open_work_dir(work_dir)
         self.experiment_name = "_".join(filter(None, (experiment_name, self.timestamp)))
         is_main = mm_dist.is_main_process()
@@ -77,7 +79,7 @@ class RunLogs:
         if is_main:
             self._writers.append(GuardedWriter(JsonLinesWriter(self.log_dir), self.logger.warning))
         if writers:
-            run_on_main(functools.partial(self._open_writers, writers))
+            run_on_main(lambda: self._open_writers(writers))
 
     def dump_config(self, changes: Mapping[str, Any]) -> None:
         """Write the configuration with ``changes``, in primitives; only the main process does."""
@@ -106,24 +108,7 @@ class RunLogs:
                 raise ConfigError(f"{where}: {type(writer).__name__} has no write(record).")
             self._writers.append(GuardedWriter(writer, self.logger.warning))
 
-
-def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
-    for writer in writers:
-        writer.call("close")
-    close_logger(logger)
-
-
-class RunVisualizer:
-    """Takes scalars, images and configurations, under MMEngine's names; nothing is drawn.
-
-    Every process may call it: the main one writes.
-
-    Example:
-        >>> runner.visualizer.add_scalar("val/margin", 0.25, step=runner.iter)  # doctest: +SKIP
-    """
-
-    def __init__(self, runner: Runner, logs: RunLogs) -> None:
-        self._runner, self._logs = runner, logs
+    # MMEngine's visualizer. Every process may call these: the main one writes.
 
     def add_scalar(self, name: str, value: float | torch.Tensor, step: int = 0) -> None:
         """Write one scalar; see :meth:`add_scalars`."""
@@ -149,14 +134,11 @@ class RunVisualizer:
         """
         place, by_phase = {"step": int(step)}, dict[str, dict[str, Any]]()
         for name, given in need_mapping(scalar_dict, "visualizer.add_scalars").items():
-            value: Any = given
-            if hasattr(given, "item"):
-                with suppress(RuntimeError, ValueError):  # of several elements
-                    value = given.item()
-            if not isinstance(value, (int, float)):
+            value = as_number(given)
+            if value is None:
                 raise ConfigError(
                     f"visualizer.add_scalars: {name!r} needs a number, or a tensor of one element, "
-                    f"got {short_repr(value)}."
+                    f"got {short_repr(given)}."
                 )
             phase, _, bare = str(name).partition("/")
             if name in ("step", "epoch"):
@@ -166,7 +148,7 @@ class RunVisualizer:
             else:
                 by_phase.setdefault("other", {})[name] = value
         for phase, scalars in by_phase.items():
-            self._runner.write_scalars(phase, {**scalars, **place}, step=place["step"])
+            self._run.write_scalars(phase, {**scalars, **place}, step=place["step"])
 
     def add_image(self, name: str, image: Any, step: int = 0) -> None:
         """Pass an image to the writers that keep images.
@@ -179,12 +161,18 @@ class RunVisualizer:
         """
         # The caller may keep drawing into it.
         copied = image.cpu().clone() if isinstance(image, torch.Tensor) else image.copy()
-        self._logs.give("add_image", name, copied, int(step))
+        self.give("add_image", name, copied, int(step))
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Add keys of a configuration to ``config.yaml``, and to the writers that keep it."""
-        self._logs.dump_config(plain_config(config))
-        self._logs.give("add_config", plain_config(config))
+        self.dump_config(plain_config(config))
+        self.give("add_config", plain_config(config))
+
+
+def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
+    for writer in writers:
+        writer.call("close")
+    close_logger(logger)
 
 
 def plain_config(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,6 @@ from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     import mm_compile
     from mm_dist import DistInfo
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ._runner import Runner
 
 __all__ = [
-    "RunCompiler",
+    "begin_compiling",
     "build_model",
+    "compile_and_wrap",
     "is_wrapped",
     "use_channels_last",
     "with_preprocessor",
@@ -124,61 +125,45 @@ def use_channels_last(model: nn.Module) -> None:
         )
 
 
-class RunCompiler:
-    """Compile the model and the optimizers as ``cfg.compile`` says.
+def compile_and_wrap(
+    run: Runner, model: nn.Module, wrap_model: Callable[[nn.Module], nn.Module]
+) -> tuple[nn.Module, mm_compile.CompileHandle]:
+    """Compile the model as ``cfg.compile`` says, and wrap it; return it and the compile handle.
 
-    Args:
-        cfg: ``cfg.compile``: as :func:`mm_compile.compile_model` takes it; ``cache`` may also be
-            True, for ``compile_cache`` beside the work directory, shared by a project's runs.
-        work_dir: Absolute.
+    Nothing is compiled before the first call.
     """
+    import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
 
-    def __init__(self, cfg: Any, work_dir: Path) -> None:
-        if isinstance(cfg, Mapping) and cfg.get("cache") is True:
-            cfg = {**cfg, "cache": str(work_dir.parent / "compile_cache")}
-        self._cfg = cfg
-        self._optimizers: list[Any] = []
+    bare, cfg, asked = unwrap_model(model), run.cfg, run.cfg.get("compile")
+    if isinstance(asked, Mapping) and asked.get("cache") is True:  # shared by a project's runs
+        asked = {**asked, "cache": str(run.work_dir.parent / "compile_cache")}
+    if cfg.get("sync_bn") is not None:
+        apply_activation_checkpointing(bare, None)  # drop that of an earlier run
+        if run.distributed:
+            mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
+    apply_activation_checkpointing(bare, cfg.get("activation_checkpointing"))
+    target = asked.get("target") if isinstance(asked, Mapping) else None
+    if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
+        wrapped = wrap_model(model)
+        return wrapped, mm_compile.compile_model(wrapped, asked)
+    if not is_wrapped(model):
+        model = model.to(run.device)
+    # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
+    # compiled code, and regions are recognised by their classes and the shapes of the whole.
+    handle = mm_compile.compile_model(bare, asked)
+    return wrap_model(model), handle
 
-    def wrap(
-        self,
-        model: nn.Module,
-        cfg: Mapping[str, Any],
-        dist_info: DistInfo,
-        wrap_model: Callable[[nn.Module], nn.Module],
-    ) -> tuple[nn.Module, mm_compile.CompileHandle]:
-        """Compile and wrap the model; return it and the compile handle.
 
-        Nothing is compiled before the first call.
-        """
-        import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
+def begin_compiling(run: Runner) -> None:
+    """Compile the optimizers if configured, and announce the number of steps to come."""
+    import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
 
-        bare = unwrap_model(model)
-        if cfg.get("sync_bn") is not None:
-            apply_activation_checkpointing(bare, None)  # drop that of an earlier run
-            if dist_info.backend is not None:
-                mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
-        apply_activation_checkpointing(bare, cfg.get("activation_checkpointing"))
-        target = self._cfg.get("target") if isinstance(self._cfg, Mapping) else None
-        if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
-            wrapped = wrap_model(model)
-            return wrapped, mm_compile.compile_model(wrapped, self._cfg)
-        if not is_wrapped(model):
-            model = model.to(dist_info.device)
-        # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
-        # compiled code, and regions are recognised by their classes and the shapes of the whole.
-        handle = mm_compile.compile_model(bare, self._cfg)
-        return wrap_model(model), handle
-
-    def begin_training(self, run: Runner) -> None:
-        """Compile the optimizers if configured, and announce the number of steps to come."""
-        handle = run.compile_handle
-        if isinstance(self._cfg, Mapping) and self._cfg.get("optimizer"):
-            for wrapper in named_wrappers(run.optim_wrapper).values():
-                # An assigned optimizer is the same object in a second training.
-                if not any(wrapper.optimizer is known for known in self._optimizers):
-                    handle.compile_optimizer(wrapper.optimizer)
-                    self._optimizers.append(wrapper.optimizer)
-        handle.expect_steps(max(run.max_iters - run.iter, 0))
-        has_report = any(isinstance(hook, CompileReportHook) for hook in run.hooks)
-        if handle.enabled and not has_report:
-            run.register_hook(CompileReportHook())
+    handle, asked = run.compile_handle, run.cfg.get("compile")
+    if isinstance(asked, Mapping) and asked.get("optimizer"):
+        for wrapper in named_wrappers(run.optim_wrapper).values():
+            with suppress(mm_compile.AlreadyCompiledError):  # assigned, and trained with before
+                handle.compile_optimizer(wrapper.optimizer)
+    handle.expect_steps(max(run.max_iters - run.iter, 0))
+    has_report = any(isinstance(hook, CompileReportHook) for hook in run.hooks)
+    if handle.enabled and not has_report:
+        run.register_hook(CompileReportHook())

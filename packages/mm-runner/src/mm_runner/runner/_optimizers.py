@@ -13,7 +13,7 @@ import torch
 
 from mm_amp import OptimWrapperDict
 from mm_dist import MMDistributedDataParallel
-from mm_runner._untrusted import is_finite, is_like
+from mm_runner._untrusted import CONTENT_ERRORS, is_finite, is_like
 from mm_runner.data import is_endless
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.model import unwrap_model
@@ -50,7 +50,6 @@ _STEPS_ALONE = (
     *("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD"),
 )
-_OF_CONTENT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def check_wrapper_of_run(model: nn.Module, optim_wrapper: Any) -> None:
@@ -205,7 +204,7 @@ def _check_state(optimizer: Any, group: dict[str, Any]) -> None:
     try:
         trial: Any = kind([tiny], **{name: copy.deepcopy(group[name]) for name in names})
         trial.step()
-    except _OF_CONTENT as error:
+    except CONTENT_ERRORS as error:
         raise _misfit(f"{kind.__name__} cannot step with its settings: {error}") from error
     for parameter in group["params"]:
         state = optimizer.state.get(parameter)

@@ -18,7 +18,6 @@ from mm_runner.errors import ConfigError
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.registry import (
     LOOPS,
-    adopt,
     build_from_cfg,
     derives_from_library,
     init_default_scope,
@@ -28,13 +27,12 @@ from mm_runner.validation import check_train_loop
 
 from ._checks import HOMES, check_run
 from ._logs import plain_config
-from ._model import use_channels_last, with_preprocessor
+from ._model import compile_and_wrap, use_channels_last, with_preprocessor
 from ._optimizers import check_schedules, check_wrapper_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._model import RunCompiler
     from ._runner import Runner
 
 __all__ = ["Recipe", "build_evaluator_of", "build_loader", "built_by"]
@@ -79,7 +77,7 @@ class Recipe:
                 f"{phase}_cfg and {last}. Give these three."
             )
 
-    def build_model(self, run: Runner, compiler: RunCompiler) -> tuple[Any, Any]:
+    def build_model(self, run: Runner) -> tuple[Any, Any]:
         """Build, initialise, compile and wrap the model; return it and its compile handle."""
         model = built_by(run, "build_model", self._model)
         init_weights: Any = getattr(model, "init_weights", None)
@@ -89,11 +87,8 @@ class Recipe:
         if self.cfg.get("channels_last"):
             use_channels_last(model)
         wrapper_cfg = self.cfg.get("model_wrapper_cfg")
-        wrapped, handle = compiler.wrap(
-            model,
-            self.cfg,
-            run.dist_info,
-            lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare),
+        wrapped, handle = compile_and_wrap(
+            run, model, lambda bare: built_by(run, "wrap_model", wrapper_cfg, bare)
         )
         bare_model = unwrap_model(wrapped)
         is_wrapped = self._phases["train"] and bare_model is not wrapped
@@ -130,7 +125,17 @@ class Recipe:
             check_train_loop(cfg, "train_cfg")
             is_by_iter = arguments.pop("by_epoch", None) is False
             kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
-        loader = _loader_of_run(run, phase, configured[f"{phase}_dataloader"])
+        where, by_rank = f"{phase}_dataloader", run.diff_rank_seed
+        settings = DataSettings(
+            run.seed, run.loader_generator, run.rank, run.world_size, run.device
+        )
+        with _building(_PartOfRun(where, settings)):
+            loader = built_by(
+                run, "build_dataloader", configured[where], seed=run.seed, diff_rank_seed=by_rank
+            )
+        if not isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
+            # An override built it: treat it as a DataLoader that was passed in.
+            loader = build_dataloader(loader, settings, shuffle=phase == "train", where=where)
         given = {"type": kind, "runner": run, "dataloader": loader}
         if phase != "train":
             where = f"{phase}_evaluator"
@@ -141,7 +146,7 @@ class Recipe:
             else:
                 with _building(_PartOfRun(where)):
                     given["evaluator"] = built_by(run, "build_evaluator", configured[where])
-        return adopt("loop", build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg"))
+        return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""
@@ -224,19 +229,6 @@ def build_evaluator_of(evaluator: Any) -> Any:
     """
     part = _part.get()
     return evaluators.build_evaluator(evaluator, where=part.where if part else "evaluator")
-
-
-def _loader_of_run(run: Runner, phase: str, cfg: Any) -> Any:
-    """Build the loader of a phase by ``build_dataloader``, which a subclass may override."""
-    where, seed = f"{phase}_dataloader", run.seed
-    settings = DataSettings(seed, run.loader_generator, run.rank, run.world_size, run.device)
-    by_rank = run.randomness.is_by_rank
-    with _building(_PartOfRun(where, settings)):
-        loader = built_by(run, "build_dataloader", cfg, seed=seed, diff_rank_seed=by_rank)
-    if isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
-        return loader
-    # An override built it: treat it as a DataLoader that was passed in.
-    return build_dataloader(loader, settings, shuffle=phase == "train", where=where)
 
 
 @contextmanager

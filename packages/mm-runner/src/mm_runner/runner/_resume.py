@@ -6,8 +6,7 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mm_dist
-from mm_runner._main_process import run_on_main
+from mm_runner._main_process import run_on_all, run_on_main
 from mm_runner.checkpoint import (
     SHARDS,
     check_resumable,
@@ -16,8 +15,9 @@ from mm_runner.checkpoint import (
     read_file,
 )
 from mm_runner.checkpoint._functions import refuse_url, revised
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.errors import ConfigError
 
+from ._environment import use_seed
 from ._sharded import as_sharded, read_own_shards, restore_weights
 
 if TYPE_CHECKING:
@@ -90,19 +90,26 @@ class StartingPoint:
             )
         else:
             self.content = _read(runner, self.path, content)
-            if self.resume:
-                runner.randomness.take_over(self.content.get("meta", {}).get("seed"), runner.logger)
+            seed = self.content.get("meta", {}).get("seed") if self.resume else None
+            if seed not in (None, runner.seed):
+                if runner.has_own_seed:
+                    runner.logger.warning(
+                        f"randomness.seed is {runner.seed}, the checkpoint's {seed}: the "
+                        "checkpoint's is used, so that the order of the data goes on."
+                    )
+                use_seed(runner, seed)
         self._is_read = True
 
 
-def load_or_resume(runner: Runner, start: StartingPoint) -> None:
-    """Load the checkpoint that a run starts from, once.
+def load_or_resume(runner: Runner) -> None:
+    """Load the checkpoint of ``load_from`` or ``resume``, once.
 
     A training that resumes restores all of it, also after an evaluation, which loads the weights.
 
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.
     """
+    start = runner.starting_point
     start.find(runner)
     content = start.content
     runner.is_resuming = content is not None and start.resume and runner.is_training
@@ -151,8 +158,8 @@ def resume_later(
     resume_optimizer: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
     resume_param_scheduler: bool = True,  # noqa: FBT001, FBT002
     map_location: Any = None,  # noqa: ARG001
-) -> StartingPoint:
-    """Load the weights of a checkpoint now, and return the start of a training from it.
+) -> None:
+    """Load the weights of a checkpoint now, and let ``train()`` continue from it.
 
     Raises:
         CheckpointError: On all processes, if the file cannot be read, or does not fit.
@@ -170,7 +177,7 @@ def resume_later(
     start.find(runner)
     assert start.content is not None, "a file that cannot be read is an error"
     _load(runner, start.content, strict=True)
-    return start
+    runner.starting_point = start
 
 
 def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
@@ -184,33 +191,28 @@ def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
 
 
 def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Read a checkpoint on every process; ``content`` is what this one has read already.
+    """Read a checkpoint on every process, as it has to lie where all machines find it.
+
+    ``content`` is what this process has read already.
 
     Raises:
         CheckpointError: On all processes, if one of them cannot read it.
     """
-    failure, sharded = None, as_sharded(runner.model)
-    try:
-        if content is None and (sharded is None or runner.rank == 0):
-            content = load_checkpoint_file(path, shards=sharded is None)
-        elif content is None:  # the main process broadcasts the tensors of the file
-            mapped = read_file(path, is_mapped=True)
+    sharded = as_sharded(runner.model)
+
+    def read() -> None:
+        nonlocal content
+        if content is None and sharded is not None and runner.rank > 0:
+            mapped = read_file(path, is_mapped=True)  # the main process broadcasts the tensors
             # The file may be removed while the run trains.
             content = {
                 key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()
             }
+        elif content is None:
+            content = load_checkpoint_file(path, shards=sharded is None)
         if sharded is not None and SHARDS in content:
             read_own_shards(sharded, content, path)
-    except CheckpointError as error:
-        failure = error
-    texts = mm_dist.all_gather_object(failure and str(failure))
-    if failure is not None:
-        raise failure
-    failed = [rank for rank, text in enumerate(texts) if text]
-    if failed:
-        raise CheckpointError(
-            f"Process {failed[0]} cannot read the checkpoint: {texts[failed[0]]} Every process "
-            "reads it: it has to lie where all machines find it."
-        )
+
+    run_on_all(read)
     assert content is not None
     return content

@@ -6,41 +6,36 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mm_runner.checkpoint import ShardWriter
-from mm_runner.errors import ConfigError
 from mm_runner.hooks import build_hooks
+from mm_runner.loops import AbstractTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.registry import prepare_libraries
 from mm_runner.reporting import build_log_processor
 
+from . import _resume
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
-from ._environment import RunSeed, fix_cublas_workspace, set_up_process
+from ._environment import fix_cublas_workspace, seed_run, set_up_process
 from ._interruption import Interruption
-from ._logs import RunLogs, RunVisualizer, plain_config
-from ._model import RunCompiler, build_model, wrap_model
+from ._logs import RunLogs, plain_config
+from ._model import build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
-from ._resume import StartingPoint, load_or_resume, load_weights_of, resume_later
 from ._running import evaluate, train
 from ._state import RunState, write_snapshot
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from mm_dist import DistInfo
 
 __all__ = ["Runner"]
-
-
-def _logger_finder(run: Runner) -> Callable[[], logging.Logger | None]:
-    """Return a function that gives the run's logger, and does not keep the run alive."""
-    reference = weakref.ref(run)
-    return lambda: getattr(reference(), "logger", None)
 
 
 class Runner:
@@ -91,6 +86,10 @@ class Runner:
     val_dataloader, val_evaluator = of_loop("val", "dataloader"), of_loop("val", "evaluator")
     test_dataloader, test_evaluator = of_loop("test", "dataloader"), of_loop("test", "evaluator")
     dist_info: DistInfo
+    seed: int
+    deterministic: bool
+    has_own_seed: bool
+    diff_rank_seed: bool
 
     def __init__(
         self,
@@ -128,30 +127,30 @@ class Runner:
         self.recipe = recipe = Recipe(arguments, cfg, Runner)
         self.cfg, self._launcher = recipe.cfg, launcher
         self.is_training = self.is_resuming = False
+        self.stage = ""  # of the hooks that act now
         vars(self)["param_schedulers"], self.assigned_parts = [], set[str]()
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
         self.message_hub = self.log_processor.message_hub()
-        prepare_libraries(arguments, _logger_finder(self))
+        reference = weakref.ref(self)  # the libraries must not keep the run alive
+        prepare_libraries(arguments, lambda: getattr(reference(), "logger", None))
         self.hooks_list = build_hooks(default_hooks, custom_hooks)
         fix_cublas_workspace(randomness)  # before anything touches the device
         self.setup_env(env_cfg)
         info = self.dist_info
         self.rank, self.world_size, self.device = info.rank, info.world_size, info.device
         self.launcher, self.distributed = info.launcher, info.backend is not None
-        self.starting_point = StartingPoint(load_from, resume=resume)
+        self.starting_point = _resume.StartingPoint(load_from, resume=resume)
         self._resume = resume  # OpenMMLab's libraries read it
         self.overwrite, self.owns_checkpoints = overwrite, False
-        logs = RunLogs(work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
+        logs = RunLogs(self, work_dir, experiment_name, log_level, recipe.resolved, recipe.writers)
         self.logs, self.logger, self.console = logs, logs.logger, logs.console
         self.work_dir, self.log_dir, self.timestamp = logs.work_dir, logs.log_dir, logs.timestamp
-        self.experiment_name, self.visualizer = logs.experiment_name, RunVisualizer(self, logs)
-        self.randomness = RunSeed(randomness, self.rank)
-        self._randomness_cfg = self.randomness.configured  # OpenMMLab's libraries read it
-        self.loader_generator = self.randomness.loader_generator
-        self.set_randomness(**self.randomness.configured)
-        self.compiler = RunCompiler(self.cfg.get("compile"), self.work_dir)
-        vars(self)["model"], self.compile_handle = recipe.build_model(self, self.compiler)
+        self.experiment_name, self.visualizer = logs.experiment_name, logs
+        self._randomness_cfg = {"seed": None, **(randomness or {})}  # the libraries read it
+        self.loader_generator = torch.Generator()  # of all loaders, and of nothing else
+        self.set_randomness(**self._randomness_cfg)
+        vars(self)["model"], self.compile_handle = recipe.build_model(self)
         self.model_name = type(unwrap_model(self.model)).__name__
         self.interruption = Interruption()
         self.state, self.shard_writer = RunState(self), ShardWriter()
@@ -189,15 +188,9 @@ class Runner:
         """Save the run to ``out_dir / filename``; see ``write_snapshot`` for the options."""
         write_snapshot(self, Path(out_dir) / filename, **options)
 
-    def load_or_resume(self) -> None:
-        """Load the checkpoint of ``load_from`` or ``resume``, once."""
-        load_or_resume(self, self.starting_point)
-
-    load_checkpoint = load_weights_of
-
-    def resume(self, filename: str | Path, *args: Any, **options: Any) -> None:
-        """Load weights now, and let ``train()`` continue from them; options: ``resume_later``."""
-        self.starting_point = resume_later(self, filename, *args, **options)
+    load_or_resume = _resume.load_or_resume
+    load_checkpoint = _resume.load_weights_of
+    resume = _resume.resume_later
 
     # Build parts of the run, or others for a script.
 
@@ -205,9 +198,7 @@ class Runner:
         """Join the other processes, and set the switches of ``env_cfg``; sets ``dist_info``."""
         self.dist_info = set_up_process(self._launcher, env_cfg)
 
-    def set_randomness(self, seed: int | None, *args: bool, **options: bool) -> None:
-        """Seed every generator; options are ``diff_rank_seed`` and ``deterministic``."""
-        self.randomness.choose(self.logger, seed, *args, **options)
+    set_randomness = seed_run
 
     def build_log_processor(self, log_processor: Any) -> Any:
         """Build the log formatter."""
@@ -249,10 +240,14 @@ class Runner:
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook's ``stage``: one of ``mm_runner.hooks.STAGES``, or your own."""
-        loop: Any = vars(self).get("train_loop")
-        if hasattr(loop, "enter_stage"):
+        loop = vars(self).get("train_loop")
+        if isinstance(loop, AbstractTrainLoop):
             loop.enter_stage(stage)
-        self.hooks_list.call(self, stage, **arguments)
+        outer, self.stage = self.stage, stage
+        try:
+            self.hooks_list.call(self, stage, **arguments)
+        finally:
+            self.stage = outer
 
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook or its config; it acts from the next call of a stage on."""
@@ -260,24 +255,11 @@ class Runner:
 
     def register_custom_hooks(self, hooks: Sequence[Any]) -> None:
         """Add hooks or their configs, as in ``custom_hooks``."""
-        if not isinstance(hooks, (list, tuple)):
-            raise ConfigError(f"register_custom_hooks: a list of hooks is needed, not {hooks!r}.")
-        for hook in hooks:
-            self.register_hook(hook)
+        self.hooks_list.add_all(hooks, where="register_custom_hooks")
 
     def get_hooks_info(self) -> str:
         """Return which hooks act at each stage, in their order and with priorities."""
         return self.hooks_list.info()
-
-    @property
-    def seed(self) -> int:
-        """Seed of all random numbers of the run, and of the order of its data."""
-        return self.randomness.value
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether deterministic algorithms were asked for."""
-        return self.randomness.deterministic
 
     @property
     def holds_gradients(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -18,8 +19,9 @@ from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTr
 from mm_runner.model import train_step_of, unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._model import begin_compiling
 from ._resume import StartingPoint
-from ._summary import RunReceipt, log_start
+from ._summary import log_end, log_start
 from ._work_dir import holding_work_dir
 
 if TYPE_CHECKING:
@@ -39,16 +41,15 @@ def train(run: Runner) -> nn.Module:
     """Build the parts of a training, load or resume, and train; return the model."""
     run.recipe.check_phase("train", "train()")
     train_step_of(run.model)
-    receipt, start = RunReceipt(), run.starting_point
+    start = run.starting_point
     is_fresh = not (start.resume or run.owns_checkpoints)
     with holding_work_dir(run, is_fresh=is_fresh) as delete_checkpoints:
         run.starting_point.find(run)
         run.recipe.build_training(run)
-        run.register_hook(receipt)
         run.is_training = True
         try:
-            with _cleaning_up(run, receipt), run.interruption.listening(run), explaining_lists(run):
-                _train(run, receipt, delete_checkpoints)
+            with _cleaning_up(run), run.interruption.listening(run), explaining_lists(run):
+                _train(run, delete_checkpoints)
         except RunStopped:
             if run.interruption.saved is not None:
                 run.starting_point = StartingPoint(str(run.interruption.saved), resume=True)
@@ -57,21 +58,21 @@ def train(run: Runner) -> nn.Module:
     return model
 
 
-def _train(run: Runner, receipt: RunReceipt, delete_checkpoints: Callable[[], None]) -> None:
+def _train(run: Runner, delete_checkpoints: Callable[[], None]) -> None:
     run.call_hook("before_run")
     run.load_or_resume()
     delete_checkpoints()
     run.owns_checkpoints = True
     run.optim_wrapper.initialize_count_status(run.model, run.iter, run.max_iters)
-    run.compiler.begin_training(run)
+    begin_compiling(run)
     log_start(run)
     _check_metrics(run)
+    began_s, first_iter = time.perf_counter(), run.iter
     try:
         run.train_loop.run()
-    except EndOfTrainingError:  # a run() of a subclass may let it through
-        if not receipt.has_ended:
-            run.call_hook("after_train")
-    receipt.log(run)
+    except EndOfTrainingError:
+        run.call_hook("after_train")
+    log_end(run, began_s, first_iter)
     run.call_hook("after_run")
 
 
@@ -120,7 +121,7 @@ def evaluate(run: Runner, phase: str) -> dict[str, float]:
 
 
 @contextmanager
-def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
+def _cleaning_up(run: Runner) -> Iterator[None]:
     """Clean up every hook and loop after the block, even if some of them fail.
 
     Raises:
@@ -137,7 +138,6 @@ def _cleaning_up(run: Runner, receipt: RunReceipt) -> Iterator[None]:
         raise
     finally:
         run.is_training = False
-        run.hooks_list.remove(receipt)
         closed: list[Any] = [
             vars(run).get("train_loop"),
             vars(run).get("val_loop"),

@@ -14,7 +14,8 @@ import torch
 
 import mm_dist
 from mm_amp import MMAmpError
-from mm_runner._main_process import run_on_main
+from mm_runner._main_process import run_on_all, run_on_main
+from mm_runner._untrusted import CONTENT_ERRORS
 from mm_runner.checkpoint import (
     FORMAT_VERSION,
     first_line,
@@ -24,12 +25,13 @@ from mm_runner.checkpoint import (
     save_checkpoint_file,
     set_rng_state,
 )
-from mm_runner.data import DataPosition
+from mm_runner.data import DataPosition, batch_seed
 from mm_runner.errors import CheckpointError, MMRunnerError
 from mm_runner.loops import AbstractTrainLoop, IterBasedTrainLoop
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_schedulers
 
+from ._environment import seed_everything
 from ._logs import plain_config
 from ._optimizers import load_optimizers
 from ._sharded import as_sharded, read_optimizer, read_weights, restore_weights
@@ -47,8 +49,6 @@ __all__ = ["Part", "RunState", "write_snapshot"]
 
 # Left out of a checkpoint if empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
-# Errors of code that loads values of other types or sizes than it saves.
-_OF_CONTENT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Part(NamedTuple):
@@ -108,22 +108,14 @@ class RunState:
         With ``is_sharded`` the tensors of a sharded model stay spread over the processes.
 
         Raises:
-            CheckpointError: On all processes, if the state of one cannot be saved.
+            Exception: On all processes, if the state of one cannot be saved.
         """
         self._is_sharded = is_sharded
         parts = [part for part in self.parts if part.name not in leave_out]
-        failure: Exception | None = None
-        own: Any
-        try:
-            own = plain({part.name: part.save() for part in parts if part.is_per_rank})
-        except Exception as error:  # noqa: BLE001 - a dataset's own state_dict, say; others wait
-            failure = error
-            kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
-            own = f"The state of process {self._runner.rank} cannot be saved: {kind}{error}"
-        ranks = mm_dist.all_gather_object(own)
-        for state in ranks:
-            if isinstance(state, str):
-                raise CheckpointError(state) from failure
+        # A dataset's own state_dict may fail on one process.
+        ranks = run_on_all(
+            lambda: plain({one.name: one.save() for one in parts if one.is_per_rank})
+        )
         states = {}
         for part in parts:
             own = [rank[part.name] for rank in ranks] if part.is_per_rank else part.save()
@@ -142,9 +134,9 @@ class RunState:
                 if part.name not in leave_out:
                     state = checkpoint.get(part.name)
                     part.load(self._of_this_rank(part.name, state) if part.is_per_rank else state)
-        except _OF_CONTENT as error:
-            if isinstance(error, (MMRunnerError, MMAmpError)):
-                raise
+        except (MMRunnerError, MMAmpError):
+            raise
+        except CONTENT_ERRORS as error:
             raise CheckpointError(
                 f"The checkpoint's content does not fit this run: {type(error).__name__}: "
                 f"{first_line(error)}. Give the run the configuration that it was saved with; or "
@@ -224,11 +216,16 @@ class RunState:
     # The loop: counters, position in the data, generators.
 
     def _save_position(self) -> dict[str, Any]:
-        loop: Any = vars(self._runner).get("train_loop")
-        if hasattr(loop, "enter_stage"):  # it counts what is done
-            state: dict[str, Any] = loop.state_dict()
-            return state
-        return {"epoch": self._runner.epoch, "iter": self._runner.iter, "pass": {}}
+        runner, loop = self._runner, vars(self._runner).get("train_loop")
+        if isinstance(loop, AbstractTrainLoop):
+            return loop.state_dict()
+        # Other loops count a step, or an epoch, after the hooks that follow it.
+        epoch = runner.epoch + (runner.stage == "after_train_epoch")
+        return {
+            "epoch": epoch,
+            "iter": runner.iter + (runner.stage == "after_train_iter"),
+            "pass": {},
+        }
 
     def _load_position(self, state: Any) -> None:
         loop = self._runner.train_loop
@@ -286,15 +283,16 @@ class RunState:
         return rng_state(self._runner.device)
 
     def _load_generators(self, state: Any) -> None:
-        loop = self._runner.train_loop
+        runner, loop = self._runner, self._runner.train_loop
         if not state:
-            self._runner.logger.warning(
+            runner.logger.warning(
                 "The checkpoint has no random numbers of this process: they start anew from the "
                 "seed."
             )
-            self._runner.randomness.reseed(int(self._meta.get("iter", 0)))
+            rank, num_steps = runner.rank * runner.diff_rank_seed, int(self._meta.get("iter", 0))
+            seed_everything(batch_seed(runner.seed, rank, 0, num_steps) % 2**32)
         elif not isinstance(loop, AbstractTrainLoop):
-            set_rng_state(state, self._runner.device)
+            set_rng_state(state, runner.device)
         else:
             loop.load_rng_state(state)
 

@@ -9,11 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import override
 
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
-from mm_runner.hooks import CheckpointHook, Hook
+from mm_runner.hooks import CheckpointHook
 from mm_runner.model import checkpointing_patterns, unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import origins
@@ -21,11 +20,9 @@ from mm_runner.registry import origins
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mm_runner.run_view import RunView
-
     from ._runner import Runner
 
-__all__ = ["RunReceipt", "batch_of_process", "describe_optimizer", "log_start"]
+__all__ = ["batch_of_process", "describe_optimizer", "log_end", "log_start"]
 
 
 def batch_of_process(loader: Any) -> int | None:
@@ -139,67 +136,37 @@ def _log(runner: Runner, title: str, lines: list[tuple[str, str]]) -> None:
     runner.logger.info("\n".join([title, *(f"  {key:<13}{text}" for key, text in lines)]))
 
 
-class RunReceipt(Hook):
-    """Times a training, and logs the result at the end.
-
-    Attributes:
-        has_ended: Whether the training has come to ``after_train``, and all hooks before this.
-    """
-
-    priority = "VERY_LOW"
-
-    def __init__(self) -> None:
-        self.has_ended = False
-        self._started_s = self._evaluated_s = 0.0
-        self._first_iter = 0
-
-    @override
-    def before_train(self, runner: RunView) -> None:
-        self._started_s = time.perf_counter()
-        self._first_iter = runner.iter
-
-    @override
-    def after_train(self, runner: RunView) -> None:
-        self.has_ended = True
-
-    @override
-    def before_val(self, runner: RunView) -> None:
-        self._evaluated_s -= time.perf_counter()
-
-    @override
-    def after_val(self, runner: RunView) -> None:
-        self._evaluated_s += time.perf_counter()
-
-    def log(self, runner: Runner) -> None:
-        """Log the summary of the training; on the main process."""
-        spent, steps = time.perf_counter() - self._started_s, runner.iter - self._first_iter
-        training_s, lines = max(spent - self._evaluated_s, 1e-9), []
-        if runner.interruption.ran_out_of_time:
-            left = runner.max_iters - runner.iter
-            lines.append(("ended", f"the time was up, {left:,} steps are left"))
-        size = batch_of_process(runner.train_dataloader)
-        if steps > 0:
-            speed = f"{1000 * training_s / steps:.3g} ms per step"
-            if size is not None:
-                rate = steps * runner.world_size * size / training_s
-                speed = f"{rate:,.1f} samples/s, {speed}"
-            lines.append(("speed", speed))
-        feed = getattr(runner.train_loop, "batches", None)
-        if feed is not None:
-            lines.append(("data", f"{feed.waited_s / training_s:.0%} of it waiting for data"))
-        if self._evaluated_s:
-            lines.append(("validation", _clock(self._evaluated_s)))
-        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
-        best = {name: record for hook in hooks for name, record in hook.best_records.items()}
-        for name, record in best.items():
-            where = f"epoch {record['epoch']}, step {record['iter']}"
-            lines.append(("best", f"{name} {record['score']:.4g} after {where}: {record['file']}"))
-        for name, wrapper in named_wrappers(runner.optim_wrapper).items():
-            if wrapper.num_skipped:
-                of_name = f" of {name}" if name else ""
-                skipped = f"{wrapper.num_skipped:,} steps{of_name}, gradients not finite"
-                lines.append(("skipped", skipped))
-        _log(runner, f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}", lines)
+def log_end(runner: Runner, began_s: float, first_iter: int) -> None:
+    """Log what a training has done since ``time.perf_counter()`` was ``began_s``."""
+    spent, steps = time.perf_counter() - began_s, runner.iter - first_iter
+    validated_s = getattr(runner.train_loop, "validated_s", 0.0)
+    training_s, lines = max(spent - validated_s, 1e-9), []
+    if runner.interruption.ran_out_of_time:
+        left = runner.max_iters - runner.iter
+        lines.append(("ended", f"the time was up, {left:,} steps are left"))
+    size = batch_of_process(runner.train_dataloader)
+    if steps > 0:
+        speed = f"{1000 * training_s / steps:.3g} ms per step"
+        if size is not None:
+            rate = steps * runner.world_size * size / training_s
+            speed = f"{rate:,.1f} samples/s, {speed}"
+        lines.append(("speed", speed))
+    feed = getattr(runner.train_loop, "batches", None)
+    if feed is not None:
+        lines.append(("data", f"{feed.waited_s / training_s:.0%} of it waiting for data"))
+    if validated_s:
+        lines.append(("validation", _clock(validated_s)))
+    hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
+    best = {name: record for hook in hooks for name, record in hook.best_records.items()}
+    for name, record in best.items():
+        where = f"epoch {record['epoch']}, step {record['iter']}"
+        lines.append(("best", f"{name} {record['score']:.4g} after {where}: {record['file']}"))
+    for name, wrapper in named_wrappers(runner.optim_wrapper).items():
+        if wrapper.num_skipped:
+            of_name = f" of {name}" if name else ""
+            skipped = f"{wrapper.num_skipped:,} steps{of_name}, gradients not finite"
+            lines.append(("skipped", skipped))
+    _log(runner, f"Trained {runner.model_name}: {steps:,} steps in {_clock(spent)}", lines)
 
 
 def _clock(seconds: float) -> str:
