@@ -12,8 +12,6 @@ from .errors import MMRunnerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["run_on_all", "run_on_main"]
-
 Result = TypeVar("Result")
 
 

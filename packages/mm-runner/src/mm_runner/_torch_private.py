@@ -25,8 +25,6 @@ from mm_runner.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_with", "scheduler_base", "stop_workers"]
-
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
 
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CONTENT_ERRORS", "check_nesting", "is_file_name", "is_finite", "is_like"]
-
 # Raised by code that loads values of other types or sizes than it saves.
 CONTENT_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),

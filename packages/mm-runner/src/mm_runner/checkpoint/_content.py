@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = [
-    "FORMAT_VERSION",
-    "clean_name",
-    "describe_misfits",
-    "first_line",
-    "load_weights",
-    "plain",
-    "renamed",
-    "rng_state",
-    "set_rng_state",
-]
-
 # Incremented when older versions of mm-runner cannot read new files.
 FORMAT_VERSION = 1
 

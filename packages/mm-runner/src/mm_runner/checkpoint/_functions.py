@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["load_checkpoint", "refuse_url", "revised", "save_checkpoint"]
-
 
 def load_checkpoint(
     model: nn.Module,

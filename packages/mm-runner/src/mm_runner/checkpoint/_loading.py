@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "LAST_CHECKPOINT",
-    "check_resumable",
-    "checkpoints_in",
-    "find_latest_checkpoint",
-    "latest_readable",
-    "mark_latest",
-]
-
 # Names the newest whole checkpoint, relative to the work directory.
 LAST_CHECKPOINT = "last_checkpoint"
 _LONGEST_PATH = 1024

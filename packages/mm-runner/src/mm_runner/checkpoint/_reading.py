@@ -28,8 +28,6 @@ from ._content import FORMAT_VERSION, first_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RestrictedUnpickler", "check_file", "damaged", "read_file"]
-
 # What an archive begins with.
 _ARCHIVE = b"PK\x03\x04"
 _CHUNK = 1 << 20

@@ -39,15 +39,6 @@ if TYPE_CHECKING:
 
     from ._writing import BackgroundWriter
 
-__all__ = [
-    "SHARDS",
-    "ShardWriter",
-    "load_checkpoint_file",
-    "read_shards",
-    "remove_checkpoint",
-    "remove_leftovers",
-]
-
 # Key of the checkpoint under which it names its folder.
 SHARDS = "shards"
 _INFIX = ".shards-"

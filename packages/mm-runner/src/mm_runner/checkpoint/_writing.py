@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "BackgroundWriter",
-    "remove_unfinished",
-    "save_checkpoint_file",
-    "write_atomically",
-    "write_error",
-]
-
 _SUFFIX = ".unfinished"
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["CheckpointHook"]
-
 _KEY = "checkpoint_hook"
 
 

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from mm_runner.data import BatchFeed
     from mm_runner.run_view import RunView
 
-__all__ = [
-    "DistSamplerSeedHook",
-    "IterTimerHook",
-    "ParamSchedulerHook",
-    "RuntimeInfoHook",
-    "learning_rates",
-]
-
 
 class RuntimeInfoHook(Hook):
     """Put the run's position, every step's losses and the metrics into ``runner.message_hub``.

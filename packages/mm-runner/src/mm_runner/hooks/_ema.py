@@ -23,8 +23,6 @@ from ._hook import Hook, check_integer
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["EMAHook"]
-
 _KEY = "ema_state_dict"
 _OWN, _AVERAGE = "module.", "average."
 

@@ -9,8 +9,6 @@ from mm_runner.errors import ConfigError
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["STAGES", "Hook", "check_integer"]
-
 STAGES = (
     "before_run",
     "after_load_checkpoint",

@@ -18,8 +18,6 @@ from ._hook import STAGES, Hook
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["DEFAULT_HOOKS", "HookList", "Priority", "build_hooks", "get_priority", "priority_of"]
-
 
 class Priority(IntEnum):
     """Names of priorities; the lowest number acts first."""

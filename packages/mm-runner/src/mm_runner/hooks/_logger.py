@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["LoggerHook"]
-
 
 class LoggerHook(Hook):
     """Log a line per interval, in validations and tests too, and move the progress bar.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ._hook import Hook
 
-__all__ = ["is_better", "refuse_missing_metrics", "rule_of"]
-
 # Words of a name, in lower case; those of the first list win: "mape" is an error, "map" is not.
 _LESS = re.compile(r"loss|error|err|mae|mape|mse|rmse|nme|epe|fid|perplexity")
 _GREATER = re.compile(

@@ -17,13 +17,6 @@ from ._hook import Hook
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = [
-    "CompileReportHook",
-    "EmptyCacheHook",
-    "PrepareTTAHook",
-    "SyncBuffersHook",
-]
-
 # Stands for the model, which is not built yet; fits every annotation.
 _MODEL: Any = object()
 

@@ -22,8 +22,6 @@ from ._metrics import is_better, rule_of
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["CheckInvalidLossHook", "EarlyStoppingHook", "TimeLimitHook"]
-
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)$")
 _MOST_S = 1e9  # longer waits overflow in the system call
 

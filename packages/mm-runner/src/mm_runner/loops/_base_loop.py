@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-__all__ = ["BaseLoop", "alias"]
-
 
 def alias(name: str) -> Any:
     """Return a property for an attribute, under the name that MMEngine's loops use."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["EpochBasedTrainLoop", "IterBasedTrainLoop"]
-
 
 class EpochBasedTrainLoop(AbstractTrainLoop):
     """Train ``max_epochs`` passes over the training set, with validations in between.

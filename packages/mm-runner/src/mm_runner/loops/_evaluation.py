@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mm_runner.evaluator import Evaluator
     from mm_runner.run_view import RunView
 
-__all__ = ["TestLoop", "ValLoop"]
-
 
 class ValLoop(BaseLoop):
     """Goes through the validation set once.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["AbstractTrainLoop", "EndOfTrainingError"]
-
 
 class EndOfTrainingError(Exception):
     """Ends training at any point, in the middle of an epoch too.

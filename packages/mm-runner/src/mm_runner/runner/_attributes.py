@@ -9,8 +9,6 @@ from mm_runner.errors import ConfigError
 if TYPE_CHECKING:
     from ._runner import Runner
 
-__all__ = ["loop_number", "loop_part", "of_loop", "training_part"]
-
 
 def training_part(name: str) -> Any:
     """Property of a part that ``train()`` builds unless it was assigned; ``None`` until then."""

@@ -11,8 +11,6 @@ from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import RUNNERS, short_repr
 from mm_runner.validation import validate_run
 
-__all__ = ["HOMES", "argument_names", "check_run", "checked_cfg", "run_arguments", "unknown_keys"]
-
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
 CFG_KEYS = (
     "activation_checkpointing",

@@ -16,14 +16,6 @@ from mm_runner.validation import check_environment, check_randomness
 if TYPE_CHECKING:
     from ._runner import Runner
 
-__all__ = [
-    "fix_cublas_workspace",
-    "seed_everything",
-    "seed_run",
-    "set_up_process",
-    "use_seed",
-]
-
 _DEFAULT_OPEN_FILES = 4096
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from mm_runner.run_view import RunView
 
-__all__ = ["Interruption", "StopSignals"]
-
 # Requests to all processes; the greatest number wins.
 _TIME_UP, _TIME_UP_REQUEUE, _PREEMPTED, _INTERRUPTED = 1, 2, 3, 4
 _LEAVING = {

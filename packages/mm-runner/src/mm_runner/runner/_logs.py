@@ -29,8 +29,6 @@ from ._work_dir import open_work_dir
 if TYPE_CHECKING:
     from ._runner import Runner
 
-__all__ = ["RunLogs", "plain_config"]
-
 # Longer lists of numbers or samples are not written to config.yaml.
 _LONGEST_WRITTEN = 1000
 

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = [
-    "begin_compiling",
-    "build_model",
-    "compile_and_wrap",
-    "is_wrapped",
-    "use_channels_last",
-    "with_preprocessor",
-    "wrap_model",
-    "wrapper_type",
-]
-
 # Methods that a wrapper defines itself: compiled there, and after wrapping.
 _STEPS = {"train_step", "val_step", "test_step"}
 

@@ -35,14 +35,6 @@ if TYPE_CHECKING:
 
     from mm_runner.runner import Runner
 
-__all__ = [
-    "build_schedules",
-    "check_schedules",
-    "check_wrapper_of_run",
-    "load_optimizers",
-    "scale_rates",
-]
-
 # Settings of a parameter group that schedules and torch add.
 _ADDED = {"initial_lr", "param_names", "params"}
 # Those of torch that take a step without a closure, and with any gradient.

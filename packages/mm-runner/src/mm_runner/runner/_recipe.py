@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["Recipe", "build_evaluator_of", "build_loader", "built_by"]
-
 
 class Recipe:
     """The configuration of a run, checked, and the building of its parts.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["StartingPoint", "load_or_resume", "load_weights_of", "resume_later"]
-
 # Copied tensor by tensor into a sharded model.
 _COPIED = ("state_dict", "optimizer", "ema_state_dict")
 

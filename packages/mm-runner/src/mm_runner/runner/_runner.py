@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from mm_dist import DistInfo
 
-__all__ = ["Runner"]
-
 
 class Runner:
     """Train, validate and test a model as a configuration says.

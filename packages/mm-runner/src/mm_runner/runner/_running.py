@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["evaluate", "train"]
-
 # Errors about a list where torch, or the model, expects a tensor.
 _NOT_LIST = re.compile(r"must be .*[tT]ensor.*not list|got \(list|'list' object has no attribute")
 

@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = [
-    "as_sharded",
-    "read_optimizer",
-    "read_own_shards",
-    "read_weights",
-    "restore_weights",
-    "write_optimizer",
-]
-
 
 def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     """Return ``model`` if its parameters are spread over the processes, else ``None``."""

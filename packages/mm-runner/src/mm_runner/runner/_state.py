@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["Part", "RunState", "write_snapshot"]
-
 # Left out of a checkpoint if empty.
 _OPTIONAL = ("hooks", "message_hub", "param_schedulers", "rank_buffers")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["batch_of_process", "describe_optimizer", "log_end", "log_start"]
-
 
 def batch_of_process(loader: Any) -> int | None:
     """Return the batch size of one process; ``None`` if it is unknown."""

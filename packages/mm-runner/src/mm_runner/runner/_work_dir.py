@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ._runner import Runner
 
-__all__ = ["holding_work_dir", "open_work_dir"]
-
 # Host and process id, as the lock's holder writes them.
 _HOLDER = re.compile(r"([\w.-]{1,255}) (\d{1,10})\n")
 # How many files a refusal names.
