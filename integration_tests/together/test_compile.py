@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TORCHRUN
 
 SCRIPT = Path(__file__).with_name("compiled_runs.py")
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -18,8 +17,8 @@ def read(folder):
 
 
 @pytest.mark.skipif(TORCH < (2, 0), reason="torch.compile needs torch 2.0")
-def test_mixed_precision_islands_and_accumulation_are_the_same_compiled(run_python, tmp_path):
-    run_python(*TORCHRUN, SCRIPT, "parallel")
+def test_mixed_precision_islands_and_accumulation_are_the_same_compiled(run_ranks, tmp_path):
+    run_ranks(SCRIPT, 2, "parallel")
     plain = read(tmp_path / "plain")
     torch.testing.assert_close(read(tmp_path / "whole"), plain, rtol=0, atol=1e-6)
     # Fused kernels round to bfloat16 less often.
@@ -32,8 +31,8 @@ def test_mixed_precision_islands_and_accumulation_are_the_same_compiled(run_pyth
 
 
 @pytest.mark.skipif(TORCH < (2, 8), reason="fully_shard is right on the CPU since torch 2.8")
-def test_sharded_training_is_the_same_compiled(run_python, tmp_path):
-    run_python(*TORCHRUN, SCRIPT, "sharded")
+def test_sharded_training_is_the_same_compiled(run_ranks, tmp_path):
+    run_ranks(SCRIPT, 2, "sharded")
     plain = read(tmp_path / "plain")
     for name in ("whole", "regions", "to_plain", "to_regions"):
         torch.testing.assert_close(read(tmp_path / name), plain, rtol=1e-4, atol=1e-5)

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import torch
-from conftest import TORCHRUN
 
 SCRIPT = Path(__file__).with_name("twenty_steps.py")
 
 
-def test_two_processes_equal_one_with_the_doubled_batch(run_python, tmp_path):
-    run_python(SCRIPT, "one.pt", 1)
-    run_python(*TORCHRUN, SCRIPT, "two.pt", 2)
+def test_two_processes_equal_one_with_the_doubled_batch(run_ranks, tmp_path):
+    run_ranks(SCRIPT, 1, "one.pt", 1)
+    run_ranks(SCRIPT, 2, "two.pt", 2)
     one = torch.load(tmp_path / "one.pt", weights_only=True)
     two = torch.load(tmp_path / "two.pt", weights_only=True)
     assert one.keys() == two.keys()

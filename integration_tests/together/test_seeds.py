@@ -1,11 +1,10 @@
-"""The snippets of the documents train to the end, alone and under torchrun, unchanged."""
+"""The snippets of the documents train to the end, alone and on two ranks, unchanged."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import TORCHRUN
 
 from mm_compile import can_compile
 
@@ -34,9 +33,9 @@ def outcomes(tmp_path, world_size):
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet_trains_in_one_process(snippet, run_python, tmp_path, parameters_at_the_start):
+def test_snippet_trains_in_one_process(snippet, run_ranks, tmp_path, parameters_at_the_start):
     skip_where_it_cannot_compile(snippet)
-    run_python(SEEDS / f"{snippet}.py")
+    run_ranks(SEEDS / f"{snippet}.py", 1)
     (outcome,) = outcomes(tmp_path, 1)
     assert outcome["epoch"] == 3
     assert outcome["wrapper"] == "ResNet18"
@@ -48,9 +47,9 @@ def test_snippet_trains_in_one_process(snippet, run_python, tmp_path, parameters
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet_trains_in_two_processes_to_equal_parameters(snippet, run_python, tmp_path):
+def test_snippet_trains_in_two_processes_to_equal_parameters(snippet, run_ranks, tmp_path):
     skip_where_it_cannot_compile(snippet)
-    run_python(*TORCHRUN, SEEDS / f"{snippet}.py")
+    run_ranks(SEEDS / f"{snippet}.py", 2)
     first, second = outcomes(tmp_path, 2)
     assert first["epoch"] == 3
     for name, value in first["parameters"].items():
