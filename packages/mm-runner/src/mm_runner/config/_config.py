@@ -17,7 +17,6 @@ from ._custom_imports import import_modules, importable_folder
 from ._installed import find_file
 from ._loading import SUFFIXES, Sources, load
 from ._places import describe_location, reads_name
-from ._python import values_of
 
 AnyError = TypeVar("AnyError", bound=Exception)
 
@@ -100,7 +99,7 @@ class Config(ConfigDict):
 
     @classmethod
     def _from_sources(cls, sources: Sources, file: Path | None, imports: bool) -> Self:  # noqa: FBT001
-        cfg = cls(values_of(sources.content))
+        cfg = cls(sources.content)
         files = [file, *sources.files[1:]] if file else []
         cfg.__dict__.update(_files=files, _text=sources.text)
         if imports and "custom_imports" in cfg:

@@ -13,18 +13,19 @@ from mm_runner.errors import ConfigError, did_you_mean
 from ._config_dict import DELETE, copy_containers, merge_into
 from ._installed import find_file
 from ._places import describe_location
-from ._python import BASE, read_python, values_of
+from ._python import BASE, read_python
 from ._substitution import substitute, write_values
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 
 
 class Sources(NamedTuple):
-    """A configuration, with what files of Python import and define, and its files."""
+    """A configuration, its files, and the helpers that the first file defines."""
 
     content: dict[str, Any]
     files: list[Path]
     text: str
+    helpers: dict[str, Any]
 
 
 def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sources:
@@ -35,15 +36,16 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
     text = _text_of(file, chain) if text is None else text
     files = [file]
 
-    def inherit(base: Any) -> dict[str, Any]:
+    def inherit(base: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         inherited: dict[str, Any] = {}
+        helpers: dict[str, Any] = {}
         listed = [] if base is None else [base] if isinstance(base, str) else base
         if not isinstance(listed, (list, tuple)) or not all(isinstance(one, str) for one in listed):
             raise ConfigError(f"{file}: {BASE}: a path or a list of paths is needed, got {base!r}.")
         for parent in listed:
             found = load(find_file(parent, file.parent).resolve(), (*chain, file))
             files.extend(found.files)
-            twice = values_of(inherited).keys() & values_of(found.content).keys()
+            twice = inherited.keys() & found.content.keys()
             if twice:
                 raise ConfigError(
                     f"{file}: {BASE}: {parent} sets {', '.join(sorted(twice))}, which a file "
@@ -51,16 +53,17 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
                     "other."
                 )
             inherited.update(found.content)
-        return inherited
+            helpers.update(found.helpers)
+        return inherited, helpers
 
     try:
         has_braces = "{{" in text
         written = write_values(text, file) if has_braces else text
         if file.suffix == ".py":
-            base, own = read_python(file, written, inherit)
+            base, own, helpers = read_python(file, written, inherit)
         else:
             own = _parse(file, written)
-            base = inherit(own.pop(BASE, None))
+            base, helpers = inherit(own.pop(BASE, None))[0], {}
         try:
             if has_braces:
                 base, own = substitute(base, file, base), substitute(own, file, base)
@@ -73,7 +76,7 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
             ) from error
     except RecursionError as error:
         raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
-    return Sources(copy_containers(content, {DELETE}), files, text)
+    return Sources(copy_containers(content, {DELETE}), files, text, helpers)
 
 
 def _text_of(file: Path, chain: Sequence[Path]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -21,8 +21,8 @@ BASE = "_base_"
 _HELPERS = (ModuleType, FunctionType, BuiltinFunctionType, type)
 _HOMES = ("mm_runner.config", "mmengine.config", "mmengine")
 
-# Returns the content of the files that a value of ``_base_`` names.
-_Inherit = Callable[[Any], dict[str, Any]]
+# Returns the content of an inherited file, and its modules, functions and classes.
+InheritFrom = Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
 
 
 def read_base() -> AbstractContextManager[None]:
@@ -50,13 +50,10 @@ def read_base() -> AbstractContextManager[None]:
     )
 
 
-def values_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is a value in a file of Python, and not imported or defined."""
-    return {name: value for name, value in content.items() if not isinstance(value, _HELPERS)}
-
-
-def read_python(file: Path, text: str, inherit: _Inherit) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a file; return the content it inherits, and its own public names."""
+def read_python(
+    file: Path, text: str, inherit: InheritFrom
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Run a file; return the keys it inherits, its own, and its modules, functions and classes."""
     try:
         tree = ast.parse(text, str(file))
     except (SyntaxError, ValueError) as error:
@@ -67,14 +64,16 @@ def read_python(file: Path, text: str, inherit: _Inherit) -> tuple[dict[str, Any
             f"{file}:{line}: {BASE} and read_base() both say what is inherited, and do so in "
             "different ways. Use one of them."
         )
-    base = ConfigDict(inherit(base_files))
+    base = ConfigDict(inherit(base_files)[0])
     names: dict[str, Any] = {"__file__": str(file), "__name__": file.stem, BASE: base}
     for statement in tree.body:
         if is_block(statement):
             names.update(_imported(file, statement, inherit))
         else:
             _run(file, text, statement, names)
-    return base, {name: value for name, value in names.items() if not str(name).startswith("_")}
+    public = {name: value for name, value in names.items() if not str(name).startswith("_")}
+    helpers = {name: value for name, value in public.items() if isinstance(value, _HELPERS)}
+    return base, {name: public[name] for name in public if name not in helpers}, helpers
 
 
 def take_base(file: Path, tree: ast.Module) -> tuple[int | None, Any]:
@@ -139,7 +138,7 @@ def is_block(statement: ast.stmt) -> bool:
     )
 
 
-def _imported(file: Path, block: Any, inherit: _Inherit) -> dict[str, Any]:
+def _imported(file: Path, block: Any, inherit: InheritFrom) -> dict[str, Any]:
     """Return the values that a block of ``read_base()`` imports, by name."""
     values: dict[str, Any] = {}
     for statement in block.body:
@@ -151,7 +150,9 @@ def _imported(file: Path, block: Any, inherit: _Inherit) -> dict[str, Any]:
                 "'from package.configs.base import *'."
             )
         path = path_of(statement)
-        found = ConfigDict(inherit(path))
+        content, helpers = inherit(path)
+        # A file uses what its base imports, as a type.
+        found = {**helpers, **ConfigDict(content)}
         for name in statement.names:
             if name.name == "*":
                 values.update(found)
@@ -160,7 +161,7 @@ def _imported(file: Path, block: Any, inherit: _Inherit) -> dict[str, Any]:
             else:
                 raise ConfigError(
                     f"{file}:{statement.lineno}: {name.name} is imported from {path}, which sets "
-                    f"{', '.join(values_of(found)) or 'nothing'}.{did_you_mean(name.name, found)}"
+                    f"{', '.join(content) or 'nothing'}.{did_you_mean(name.name, found)}"
                 )
     return values
 
