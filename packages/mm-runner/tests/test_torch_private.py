@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mm_runner import CheckpointError
+from mm_runner import _torch_private as private
 from mm_runner._torch_private import stop_workers
 from mm_runner.tools import convert_mmengine_checkpoint
 
@@ -23,3 +24,14 @@ def test_without_the_names_of_loaders_their_workers_are_left_to_python():
     del loader._iterator
     stop_workers(iter(()), loader)
     assert not hasattr(loader, "_iterator")
+
+
+class _Bare:
+    """Stands in for an object of torch without any private name."""
+
+    def is_inference(self):
+        return False
+
+
+def test_without_what_speeds_up_or_checks_nothing_fails():
+    assert private.version_of(_Bare()) == -1

@@ -7,6 +7,7 @@ Name                                                Without it
 ``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
+``Tensor._version``                                 No change in place is noticed
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
 """
@@ -17,6 +18,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.optim import lr_scheduler
 from typing_extensions import override
 
@@ -85,6 +87,11 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return torch's count of changes in place; tensors of inference mode have none."""
+    return -1 if tensor.is_inference() else getattr(tensor, "_version", -1)
 
 
 def scheduler_base() -> Any:

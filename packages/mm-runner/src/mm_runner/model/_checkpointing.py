@@ -11,9 +11,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mm_runner._torch_private import version_of
 from mm_runner.errors import ConfigError, did_you_mean
 
 _KEY = "activation_checkpointing"
+# Copies of smaller buffers are always kept: torch does not count changes by batch normalization.
+_MAX_KEPT = 1 << 16
 _compiler: Any = getattr(torch, "compiler", None)
 
 
@@ -101,7 +104,10 @@ def _checkpointed_forward(module: nn.Module, own: Any, *args: Any, **kwargs: Any
     if hasattr(_compiler, "is_compiling") and _compiler.is_compiling():
         # The compiler knows what a recomputation may change.
         return checkpoint(forward, *values, use_reentrant=False)
-    return checkpoint(_Run(module, forward), *values, use_reentrant=False)
+    run = _Run(module, forward)
+    outputs = checkpoint(run, *values, use_reentrant=False)
+    run.drop_unchanged()
+    return outputs
 
 
 class _Run:
@@ -115,8 +121,16 @@ class _Run:
             for part in module.modules()
             for name, buffer in part.named_buffers(recurse=False)
         ]
-        # By identity: one may be in two places.
-        self._copies = {id(buffer): buffer.detach().clone() for _, _, buffer in self._places}
+        buffers = {id(buffer): buffer for _, _, buffer in self._places}  # one may be in two places
+        self._versions = {key: version_of(buffer) for key, buffer in buffers.items()}
+        self._copies = {key: buffer.detach().clone() for key, buffer in buffers.items()}
+
+    def drop_unchanged(self) -> None:
+        """Drop the copies of large buffers that the forward did not change, such as masks."""
+        for _, _, buffer in self._places:
+            is_same = version_of(buffer) == self._versions[id(buffer)]
+            if is_same and buffer.numel() > _MAX_KEPT:
+                self._copies.pop(id(buffer), None)
 
     def __call__(self, *values: Any) -> Any:
         if not self._has_run:
@@ -127,7 +141,7 @@ class _Run:
         copies = {key: copy.clone() for key, copy in self._copies.items()}
         try:
             for part, name, buffer in self._places:
-                setattr(part, name, copies[id(buffer)])
+                setattr(part, name, copies.get(id(buffer), buffer))
             return self._forward(*values)
         finally:
             for part, name, value in current:
