@@ -36,31 +36,33 @@ def check_nesting(value: Any, num_bytes: int) -> None:
     Raises:
         ValueError: If it is nested too deeply, contains itself, or counts too many values.
     """
-    left = num_bytes + _FREE
+    # By identity: how many values and levels; ``None`` while they are counted.
+    known: dict[int, tuple[int, int] | None] = {}
 
-    def walk(value: Any, above: tuple[int, ...]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ValueError("it unfolds to more values than the file has bytes")
+    def measure(value: Any, level: int) -> tuple[int, int]:
+        """Return how many values and levels ``value`` has, which stands at ``level``."""
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise ValueError(f"it holds an integer of {value.bit_length():,} bits")
         inner: Iterable[Any] = value
         if isinstance(value, dict):
             inner = chain(dict.keys(value), dict.values(value), _attributes(value))
         elif not isinstance(value, (list, tuple, set, frozenset)):
-            return
-        if id(value) in above:
+            return 1, 0
+        if id(value) not in known and level < _MOST_LEVELS:
+            known[id(value)] = None
+            parts = [(1, 0) if type(x) in _LEAVES else measure(x, level + 1) for x in inner]
+            deepest = max((levels for _, levels in parts), default=0)
+            known[id(value)] = 1 + sum(count for count, _ in parts), 1 + deepest
+        found = known.get(id(value), (1, 1))
+        if found is None:
             raise ValueError("it contains itself")
-        if len(above) == _MOST_LEVELS:
+        if level + found[1] > _MOST_LEVELS:
             raise ValueError(f"it is nested deeper than {_MOST_LEVELS} levels")
-        for item in inner:
-            if type(item) in _LEAVES:
-                left -= 1
-            else:
-                walk(item, (*above, id(value)))
+        return found
 
-    walk(value, ())
+    count, _ = measure(value, 0)
+    if count > num_bytes + _FREE:
+        raise ValueError(f"it unfolds to {count:,} values, more than the file has bytes")
 
 
 def is_file_name(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -155,9 +155,15 @@ class BackgroundWriter:
         Raises:
             Exception: What writing it raised, once.
         """
+        self.join()
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
+
+    def join(self) -> None:
+        """Wait; the next :meth:`wait` raises a failure."""
+        if self._under_way is not None:
+            wait([self._under_way])
 
     def _copied(self, checkpoint: Mapping[str, Any]) -> Any:
         """Return ``checkpoint`` with every tensor copied to the host, into the memory kept."""

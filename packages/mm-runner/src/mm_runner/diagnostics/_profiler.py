@@ -78,6 +78,11 @@ class ProfilerHook(Hook):
             raise ConfigError("ProfilerHook: both activities are False; switch one on.")
         if isinstance(on_trace_ready, Mapping):
             check_section(on_trace_ready, "ProfilerHook.on_trace_ready", _READY)
+        elif on_trace_ready is not None and not callable(on_trace_ready):
+            raise ConfigError(
+                "ProfilerHook.on_trace_ready: a function, or a dict with type='log_trace' or "
+                f"'tb_trace' is needed, got {on_trace_ready!r}."
+            )
         self.by_epoch, self.profile_times = by_epoch, profile_times
         self.schedule = {"wait": 0, "warmup": 0, "active": 1, **schedule} if schedule else None
         self.on_trace_ready = on_trace_ready

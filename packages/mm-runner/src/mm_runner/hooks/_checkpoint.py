@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,8 +267,7 @@ class CheckpointHook(Hook):
     @override
     def clean_up(self, runner: RunView) -> None:
         if self._writer is not None:  # a run that failed waits for the file under way
-            with suppress(CheckpointWriteError):
-                self._writer.wait()
+            self._writer.join()
 
     def _is_best(self, name: str, score: float) -> bool:
         before = self.best_records.get(name, {}).get("score", math.nan)

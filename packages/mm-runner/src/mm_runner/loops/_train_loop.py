@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class EndOfTrainingError(Exception):
-    """Ends training at any point, in the middle of an epoch too.
+    """Ends the training loop that a step belongs to, in the middle of an epoch too.
 
-    The run continues with ``after_train``. The rest of the epoch or validation is skipped, with
+    The loop continues with ``after_train``. The rest of the epoch or validation is skipped, with
     the stages after it; a resumed run does it.
     """
 
@@ -113,11 +114,12 @@ class AbstractTrainLoop(BaseLoop):
         """Train from :attr:`epoch` and :attr:`iter` to the end."""
         runner, resumed = self.runner, self._resumed
         runner.call_hook("before_train")
-        # Most checkpoints are written before the validation that follows them.
-        is_within = self.by_epoch and resumed and DataPosition(**resumed["position"]).is_begun
-        if self._count and not is_within and self._validated_at != self.iter and self._is_due():
-            self._validate()
-        self._train()
+        with suppress(EndOfTrainingError):
+            # Most checkpoints are written before the validation that follows them.
+            is_within = self.by_epoch and resumed and DataPosition(**resumed["position"]).is_begun
+            if self._count and not is_within and self._validated_at != self.iter and self._is_due():
+                self._validate()
+            self._train()
         runner.call_hook("after_train")
 
     def shorten(self, num_batches: int) -> None:

@@ -15,7 +15,7 @@ from mm_runner.checkpoint import (
     read_file,
 )
 from mm_runner.checkpoint._functions import refuse_url, revised
-from mm_runner.errors import ConfigError
+from mm_runner.errors import CheckpointError, ConfigError
 
 from ._environment import use_seed
 from ._sharded import as_sharded, read_own_shards, restore_weights
@@ -211,6 +211,17 @@ def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> 
         if sharded is not None and SHARDS in content:
             read_own_shards(sharded, content, path)
 
-    run_on_all(read)
+    def read_or_explain() -> None:
+        try:
+            read()
+        except CheckpointError as error:
+            if runner.world_size == 1:
+                raise
+            raise CheckpointError(
+                f"Process {runner.rank} cannot read the checkpoint: {error} Every process reads "
+                "it: it has to lie where all machines find it."
+            ) from error
+
+    run_on_all(read_or_explain)
     assert content is not None
     return content

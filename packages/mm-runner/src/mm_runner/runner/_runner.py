@@ -125,7 +125,7 @@ class Runner:
         self.recipe = recipe = Recipe(arguments, cfg, Runner)
         self.cfg, self._launcher = recipe.cfg, launcher
         self.is_training = self.is_resuming = False
-        self.stage = ""  # of the hooks that act now
+        self.stage = ""  # of the hooks that act; the outermost, where a hook calls a stage
         vars(self)["param_schedulers"], self.assigned_parts = [], set[str]()
         self.loaded_progress: dict[str, int] = {}
         self.log_processor = built_by(self, "build_log_processor", log_processor)
@@ -241,7 +241,7 @@ class Runner:
         loop = vars(self).get("train_loop")
         if isinstance(loop, AbstractTrainLoop):
             loop.enter_stage(stage)
-        outer, self.stage = self.stage, stage
+        outer, self.stage = self.stage, self.stage or stage
         try:
             self.hooks_list.call(self, stage, **arguments)
         finally:

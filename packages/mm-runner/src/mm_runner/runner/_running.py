@@ -68,7 +68,7 @@ def _train(run: Runner, delete_checkpoints: Callable[[], None]) -> None:
     began_s, first_iter = time.perf_counter(), run.iter
     try:
         run.train_loop.run()
-    except EndOfTrainingError:
+    except EndOfTrainingError:  # through a loop that is none of ours
         run.call_hook("after_train")
     log_end(run, began_s, first_iter)
     run.call_hook("after_run")

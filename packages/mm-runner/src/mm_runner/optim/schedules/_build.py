@@ -105,7 +105,10 @@ def build_param_scheduler(
     window, factor = _window(num_epochs, num_iters, epoch_length, where, **given)
     build = kind
     if is_users_class(kind):
-        build, arguments = _with_window(kind, arguments, window, factor, where)
+        given.pop("convert_to_iter_based", None)
+        arguments |= {**given, "end": window["end"] // factor}  # it may take no other part of it
+        if factor != 1:
+            build, arguments["epoch_length"] = kind.build_iter_from_epoch, factor
         check_arguments(build, {**arguments, "optimizer": optimizer}, where, name=kind.__name__)
     elif isinstance(kind, type) and issubclass(kind, FamilySchedule):
         of_family = {name: one for name, one in arguments.items() if name != "param_name"}

@@ -29,14 +29,14 @@ class _Course(FamilySchedule):
     """
 
     @abstractmethod
-    def scale(self, step: int) -> float:
+    def _scale(self, step: int) -> float:
         """Return the factor at ``step``."""
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         ratio = getattr(self, "eta_min_ratio", None)
         floor = base * ratio if ratio is not None else getattr(self, "eta_min", None) or 0.0
-        scale, before = self.scale(step), self.scale(step - 1) if step else 1.0
+        scale, before = self._scale(step), self._scale(step - 1) if step else 1.0
         if abs(before) < _TINY:
             return float(floor + (base - floor) * scale)
         return float(floor + (current - floor) * (scale / before))
@@ -52,8 +52,8 @@ class Constant(_Course):
     factor: float = 1 / 3
 
     @override
-    def scale(self, step: int) -> float:
-        return self.factor if step < max(self.length - 1, 1) else 1.0
+    def _scale(self, step: int) -> float:
+        return self.factor if step < max(self._length - 1, 1) else 1.0
 
 
 @dataclass(eq=False)
@@ -70,8 +70,8 @@ class Linear(_Course):
     end_factor: float = 1.0
 
     @override
-    def scale(self, step: int) -> float:
-        last = self.length - 1
+    def _scale(self, step: int) -> float:
+        last = self._length - 1
         done = min(step / last, 1.0) if last else 0.0
         return self.start_factor + (self.end_factor - self.start_factor) * done
 
@@ -83,7 +83,7 @@ class Exponential(FamilySchedule):
     gamma: float
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         return current * self.gamma if step else current
 
 
@@ -97,7 +97,7 @@ class Step(FamilySchedule):
     gamma: float = 0.1
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         return current * self.gamma if step and step % self.step_size == 0 else current
 
 
@@ -119,7 +119,7 @@ class MultiStep(FamilySchedule):
             raise ConfigError(f"milestones={given!r} was given; ascending integers are needed.")
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         times = list(self.milestones).count(step) if step else 0
         return float(current * self.gamma**times) if times else current
 
@@ -145,9 +145,9 @@ class CosineAnnealing(_Course):
         return self.T_max is None
 
     @override
-    def scale(self, step: int) -> float:
+    def _scale(self, step: int) -> float:
         # Equal to (1 + cos(pi t / T)) / 2, and exact where that cancels, near the end.
-        return math.cos(math.pi * step / (2 * (self.T_max or self.length))) ** 2
+        return math.cos(math.pi * step / (2 * (self.T_max or self._length))) ** 2
 
 
 @dataclass(eq=False)
@@ -160,8 +160,8 @@ class Poly(_Course):
     power: float = 1.0
 
     @override
-    def scale(self, step: int) -> float:
-        last = self.length - 1
+    def _scale(self, step: int) -> float:
+        last = self._length - 1
         return float((max(1 - step / last, 0.0) if last else 1.0) ** self.power)
 
 
@@ -205,18 +205,18 @@ class CosineRestart(_Course):
         return [0, *accumulate(self.periods)]
 
     @override
-    def scale(self, step: int) -> float:
+    def _scale(self, step: int) -> float:
         index = bisect_right(self._starts, step) - 1
         start, end = self._starts[index], self._starts[index + 1]
         return math.cos(math.pi * (step - start) / (2 * (end - start))) ** 2
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         if step >= self._starts[-1]:
             return current
         if step in self._starts:
             return (base if step else current) * self._weights[self._starts.index(step)]
-        return super().value(step, current, base)
+        return super()._value_at(step, current, base)
 
 
 @dataclass(eq=False)
@@ -252,8 +252,8 @@ class OneCycle(FamilySchedule):
         return self.total_steps is None
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
-        total, low = self.total_steps or self.length, self.eta_max / self.div_factor
+    def _value_at(self, step: int, current: float, base: float) -> float:
+        total, low = self.total_steps or self._length, self.eta_max / self.div_factor
         top = float(self.pct_start * total) - 1
         # Pairs of the step at which a phase ends and the value there.
         turns = [(0.0, low), (top, self.eta_max), *([(2 * top, low)] if self.three_phase else [])]
@@ -303,7 +303,7 @@ class ReduceOnPlateau(FamilySchedule):
         self._state: dict[str, Any] = {"best": None, "num_bad": 0, "cooldown_left": 0}
 
     @override
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         return current
 
     @override

@@ -275,12 +275,12 @@ class FamilySchedule(ParamScheduler, ABC):
         return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
 
     @property
-    def length(self) -> int:
+    def _length(self) -> int:
         """Steps of the window."""
         return self.end - self.begin
 
     @abstractmethod
-    def value(self, step: int, current: float, base: float) -> float:
+    def _value_at(self, step: int, current: float, base: float) -> float:
         """Return the value of one parameter group.
 
         Args:
@@ -292,7 +292,7 @@ class FamilySchedule(ParamScheduler, ABC):
     @override
     def _get_value(self) -> Sequence[float]:
         step, groups = self.count - self.begin, self.optimizer.param_groups
-        return [self.value(step, *self._read(group)) for group in groups]
+        return [self._value_at(step, *self._read(group)) for group in groups]
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -302,11 +302,11 @@ class FamilySchedule(ParamScheduler, ABC):
         of its course is done, and the rest of another one does not follow from it.
         """
         super().load_state_dict(state_dict)
-        length = state_dict.get("length", self.length)
+        length = state_dict.get("length", self._length)
         if not self.by_epoch and state_dict.get("epoch_length"):  # an epoch has other steps now
             length = round(length * self._epoch_length / state_dict["epoch_length"])
         if self.fills_window and not self._has_own_end:
-            self.end = self.begin + min(length, self.length)
+            self.end = self.begin + min(length, self._length)
 
 
 class LRSchedulerMixin:
