@@ -92,8 +92,8 @@ LIBRARIES = {
 FORKS_MMCV = "onedl-mmcv==2.3.6"
 FORKS_LIBRARIES = ("onedl-mmsegmentation==1.4.2", "onedl-mmdetection==3.5.1")
 CHECKED = {"mmengine": ("mmpretrain",), "onedl": ("mmpretrain", "mmseg", "mmdet")}
-# Files of tests run beside one another; many of them wait for processes.
-PARALLEL = ("--numprocesses=3", "--dist=loadfile")
+# Files of tests run beside one another.
+PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # They would compete for the cores with threads of their own.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
