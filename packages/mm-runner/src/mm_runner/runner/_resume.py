@@ -93,7 +93,7 @@ class StartingPoint:
                 if runner.has_own_seed:
                     runner.logger.warning(
                         f"randomness.seed is {runner.seed}, the checkpoint's {seed}: the "
-                        "checkpoint's is used, so that the order of the data goes on."
+                        "checkpoint's is used, so that the order of the data stays the same."
                     )
                 use_seed(runner, seed)
         self._is_read = True
