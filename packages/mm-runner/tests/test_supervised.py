@@ -56,7 +56,7 @@ def test_a_plain_module_trains_and_is_validated(make_runner, model):
     runner.train()
     assert runner.val()["accuracy"] > 0.8
     saved = load_checkpoint_file(runner.work_dir / "epoch_10.pth")["state_dict"]
-    assert set(saved) == {"net.weight", "net.bias"}
+    assert set(saved) == {"weight", "bias"}
 
 
 def test_a_batch_that_is_a_mapping_is_taken_by_its_keys(make_runner):
@@ -90,4 +90,4 @@ def test_what_does_not_fit_says_what_is_needed():
     ):
         model(**BATCH, mode="loss")
     with pytest.raises(ConfigError, match=r"got 1 part"):
-        model(BATCH["inputs"], mode="predict")
+        model(BATCH["inputs"], mode="loss")

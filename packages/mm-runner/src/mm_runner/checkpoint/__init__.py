@@ -9,9 +9,11 @@ from ._content import (
     clean_name,
     first_line,
     load_weights,
+    own_names,
     plain,
     renamed,
     rng_state,
+    saved_names,
     set_rng_state,
 )
 from ._functions import load_checkpoint, save_checkpoint
@@ -50,6 +52,7 @@ __all__ = [
     "load_checkpoint_file",
     "load_weights",
     "mark_latest",
+    "own_names",
     "plain",
     "read_file",
     "read_shards",
@@ -59,6 +62,7 @@ __all__ = [
     "rng_state",
     "save_checkpoint",
     "save_checkpoint_file",
+    "saved_names",
     "set_rng_state",
     "write_error",
 ]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 _MAX_PROBLEMS = 20
-_UNEXPECTED = "unexpected: "
+_MISSING, _UNEXPECTED = "missing: ", "unexpected: "
+# Layers of one kind, which a list of modules holds.
+_NUMBER_IN_NAME = re.compile(r"\.\d+\.")
 
 # No bytes and no complex: the safe loaders of some torch versions refuse them.
 _PRIMITIVES = (type(None), bool, int, float, str)
@@ -46,6 +48,29 @@ def clean_name(name: str) -> str:
         ('a.weight', 'b.bias')
     """
     return _LEADING_WRAPPERS.sub("", name).replace("_orig_mod.", "")
+
+
+def saved_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights of a bare model by their names in a checkpoint.
+
+    A model that only holds the user's module has its place there as ``weights_prefix``.
+    """
+    prefix = getattr(model, "weights_prefix", "")
+    return renamed(weights, lambda name: name.removeprefix(prefix)) if prefix else weights
+
+
+def own_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights of a checkpoint by the names that the bare ``model`` has for them."""
+    prefix = getattr(model, "weights_prefix", "")
+    if not prefix:
+        return weights
+    own = model.state_dict()
+    known = {*own, *(f"{name}." for name in _metadata_of(own))}
+
+    def own_name(name: str) -> str:
+        return name if name in known or f"{prefix}{name}" not in known else f"{prefix}{name}"
+
+    return renamed(weights, own_name)
 
 
 def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> list[str]:
@@ -75,7 +100,7 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     def own_name(name: str) -> str:
         return name if name in known else by_clean_name.get(clean_name(name), clean_name(name))
 
-    given = renamed(state_dict, own_name)
+    given = renamed(own_names(model, state_dict), own_name)
     try:
         problems = _load(model, given)
     except CONTENT_ERRORS as error:  # of a module's own set_extra_state, say
@@ -92,10 +117,51 @@ def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: boo
     return problems
 
 
-def describe_misfits(problems: list[str], where: str) -> str:
-    """Return a warning about the lines of :func:`load_weights`."""
-    verdict = f"{where}: {len(problems)} entries of the checkpoint or the model do not fit"
-    return "\n  ".join([f"{verdict}, the others are loaded:", *_first(problems)])
+def fitting(
+    own: Mapping[str, Any], weights: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the entries of ``weights`` that a sharded model takes, and a line for each other one.
+
+    Args:
+        own: The state of the model.
+        weights: By the names of ``own``.
+
+    Raises:
+        CheckpointError: If nothing fits.
+    """
+    shapes = {name: tuple(getattr(one, "shape", ())) for name, one in own.items()}
+    given = {name: tuple(getattr(one, "shape", ())) for name, one in weights.items()}
+    fits = OrderedDict((k, one) for k, one in weights.items() if given[k] == shapes.get(k))
+    problems = [f"{_MISSING}{name}" for name in shapes if name not in given]
+    problems += [f"{_UNEXPECTED}{name}" for name in given if name not in shapes]
+    problems += [
+        f"size mismatch for {name}: {given[name]} in the checkpoint, {shapes[name]} in the model"
+        for name in shapes
+        if name in given and name not in fits
+    ]
+    if not fits:
+        raise CheckpointError(f"Nothing in the checkpoint fits: {'; '.join(_first(problems))}.")
+    return fits, problems
+
+
+def describe_misfits(problems: list[str], where: str, num_own: int) -> str:
+    """Return a warning about the lines of :func:`load_weights`: alike ones once, with their number.
+
+    Args:
+        problems: The lines.
+        where: What was loaded, for the message.
+        num_own: Entries in the state of the model.
+    """
+    alike: dict[str, list[str]] = {}
+    for line in problems:
+        alike.setdefault(_NUMBER_IN_NAME.sub(".*.", line), []).append(line)
+    lines = [
+        same[0] if len(same) == 1 else f"{pattern} ({len(same)} entries)"
+        for pattern, same in alike.items()
+    ]
+    fitted = num_own - sum(not line.startswith(_UNEXPECTED) for line in problems)
+    verdict = f"{where}: {fitted} of the {num_own} entries of the model are loaded"
+    return "\n  ".join([f"{verdict}; the others keep their values:", *_first(lines)])
 
 
 def _first(problems: list[str]) -> list[str]:
@@ -145,7 +211,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     finally:
         handle.remove()
-    missing = [f"missing: {name}" for keys in found for name in keys.missing_keys]
+    missing = [f"{_MISSING}{name}" for keys in found for name in keys.missing_keys]
     unexpected = [f"{_UNEXPECTED}{name}" for keys in found for name in keys.unexpected_keys]
     return missing + unexpected + misfits
 

@@ -46,7 +46,7 @@ def load_checkpoint(
     problems = load_weights(model, checkpoint.get("state_dict", checkpoint), strict=strict)
     if problems:
         log = logger if isinstance(logger, logging.Logger) else logging.getLogger("mm_runner")
-        log.warning(describe_misfits(problems, str(filename)))
+        log.warning(describe_misfits(problems, str(filename), len(model.state_dict())))
     return checkpoint
 
 

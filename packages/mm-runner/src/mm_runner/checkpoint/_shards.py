@@ -30,6 +30,7 @@ from mm_runner._untrusted import is_file_name
 from mm_runner.errors import CheckpointError
 
 from ._content import first_line, plain
+from ._pretrained import read_pretrained
 from ._reading import RestrictedUnpickler, read_file
 from ._writing import remove_unfinished, write_error
 
@@ -63,7 +64,7 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, shards: bool = True) -
     """Read a checkpoint onto the CPU, checksums compared; no code in the file is run.
 
     Args:
-        path: The file.
+        path: The file; or a safetensors file or a Hugging Face directory, which hold weights only.
         shards: Join the sharded tensors of its folder, whole; otherwise they are ``None``, and the
             folder is only checked.
 
@@ -71,6 +72,9 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, shards: bool = True) -
         CheckpointError: If the file, or its folder, is absent, damaged, or holds pickled objects.
     """
     path = Path(path)
+    pretrained = read_pretrained(path)
+    if pretrained is not None:
+        return pretrained
     checkpoint = read_file(path)
     if SHARDS in checkpoint:
         read_shards(checkpoint if shards else {SHARDS: checkpoint[SHARDS]}, path, torch.empty)

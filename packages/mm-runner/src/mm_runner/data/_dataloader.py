@@ -179,10 +179,16 @@ def _unsplit_error(where: str, sampler: Any) -> ConfigError:
 
 
 def _function(function: Any) -> Any:
-    """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself."""
+    """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself.
+
+    Of a class, such as a collator of Hugging Face, an object is made.
+    """
     if isinstance(function, Mapping):
         kwargs = dict(function)
-        return functools.partial(_function(kwargs.pop("type", None)), **kwargs)
+        component = _function(kwargs.pop("type", None))
+        if inspect.isclass(component):
+            return build_from_cfg(function, FUNCTIONS, where="collate_fn")
+        return functools.partial(component, **kwargs)
     return FUNCTIONS.get(function) if isinstance(function, str) else function
 
 

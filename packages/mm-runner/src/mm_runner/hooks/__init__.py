@@ -11,6 +11,7 @@ from ._default_hooks import (
     RuntimeInfoHook,
 )
 from ._ema import EMAHook
+from ._freezing import FreezeHook
 from ._hook import STAGES, Hook
 from ._hook_list import HookList, Priority, build_hooks, get_priority, priority_of
 from ._logger import LoggerHook
@@ -26,6 +27,7 @@ __all__ = [
     "EMAHook",
     "EarlyStoppingHook",
     "EmptyCacheHook",
+    "FreezeHook",
     "Hook",
     "HookList",
     "IterTimerHook",

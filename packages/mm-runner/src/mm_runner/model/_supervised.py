@@ -1,11 +1,12 @@
-"""Model that trains a plain module with a loss function."""
+"""Model that trains a plain module, with a loss function or with the loss that it computes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
@@ -17,14 +18,19 @@ Keys = str | Sequence[str]
 
 
 class Supervised(BaseModel):
-    """Trains any module on pairs of inputs and targets; the module knows nothing of the Runner.
+    """Trains any module; the module knows nothing of the Runner.
 
-    If a batch is a sequence, its last item is the target and the others are the module's arguments.
-    If it is a mapping, ``inputs`` and ``targets`` name its entries, and other entries are ignored.
-    A prediction is ``(outputs, targets)``, as :class:`~mm_runner.evaluator.Accuracy` takes it.
+    With a ``loss``: if a batch is a sequence, its last item is the target and the others are the
+    module's arguments. If it is a mapping, ``inputs`` and ``targets`` name its entries, and other
+    entries are ignored. Without one the module computes its loss itself, as Hugging Face's models
+    do where a batch has ``labels``, and torchvision's detectors: it is called with the whole batch,
+    but for entries that it does not take, and returns a mapping with losses, or the loss.
 
-    In checkpoints, names of the module's parameters begin with ``net.``, of the loss's with
-    ``loss_fn.``.
+    A prediction is ``(outputs, targets)``, as :class:`~mm_runner.evaluator.Accuracy` takes it, or
+    the outputs alone of a batch without targets. Of outputs that have ``logits``, those count.
+
+    In checkpoints the parameters have the names that they have in the module; names of the loss's
+    parameters begin with ``loss_fn.``.
 
     Args:
         module: The module, or its config.
@@ -36,16 +42,18 @@ class Supervised(BaseModel):
 
     Attributes:
         net: The module.
-        loss_fn: The loss.
+        loss_fn: The loss, or ``None``.
 
     Raises:
         ConfigError: If ``module`` is no module or ``loss`` cannot be called.
     """
 
+    weights_prefix = "net."  # which names in checkpoints are without
+
     def __init__(
         self,
         module: nn.Module | Mapping[str, Any],
-        loss: Callable[..., Any] | Mapping[str, Any] | str,
+        loss: Callable[..., Any] | Mapping[str, Any] | str | None = None,
         *,
         inputs: Keys = "inputs",
         targets: Keys = "labels",
@@ -60,44 +68,83 @@ class Supervised(BaseModel):
         if isinstance(loss, Mapping):
             loss = build_from_cfg(loss, MODELS)
         self.loss_fn: Any = FUNCTIONS.get(loss) if isinstance(loss, str) else loss
-        if not callable(self.loss_fn) or isinstance(self.loss_fn, type):
+        if loss is not None and (not callable(self.loss_fn) or isinstance(self.loss_fn, type)):
             raise ConfigError(
                 "loss: a function of (outputs, targets), a module, an import path or the config "
                 f"of a module is needed, got {loss!r}."
             )
         self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
+        parameters = inspect.signature(module.forward).parameters.values()
+        kinds = {one.kind for one in parameters}
+        self._taken = {one.name for one in parameters}
+        self._takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
+        self._takes_any_number = inspect.Parameter.VAR_POSITIONAL in kinds
 
     @override
     def forward(self, *args: Any, mode: str = "tensor", **kwargs: Any) -> Any:
         """Compute what ``mode`` asks for.
 
         Args:
-            *args: The module's arguments, and the target if ``mode`` is not ``"tensor"``.
-            mode: ``"loss"``: a dict of losses; ``"predict"``: the outputs and the targets;
-                ``"tensor"``: the outputs.
-            **kwargs: A batch that is a mapping.
+            *args: The batch, if it is a sequence; in the mode ``"tensor"`` without the target.
+            mode: ``"loss"``: a dict of losses; ``"predict"``: the outputs, and the targets if the
+                batch has some; ``"tensor"``: what the module returns.
+            **kwargs: The batch, if it is a mapping.
         """
-        targets: Sequence[Any] = ()
-        if kwargs:
-            args = self._pick(kwargs, self._inputs, "inputs")
-            if mode != "tensor":
+        targets: tuple[Any, ...] = ()
+        if self.loss_fn is None and kwargs:
+            outputs = self.net(**self._taken_of(kwargs))
+            targets = tuple(kwargs[key] for key in self._targets if key in kwargs)
+        elif self.loss_fn is None:
+            if len(args) > len(self._taken) and not self._takes_any_number:
+                raise self._no_loss(f"does not take batches of {len(args)} parts")
+            outputs, targets = self.net(*args), args[1:][-1:]
+        elif kwargs:
+            if mode != "tensor" and (mode == "loss" or set(self._targets) <= set(kwargs)):
                 targets = self._pick(kwargs, self._targets, "targets")
-        elif mode != "tensor":
-            if len(args) < 2:
+            outputs = self.net(*self._pick(kwargs, self._inputs, "inputs"))
+        else:
+            if mode == "loss" and len(args) < 2:
                 raise ConfigError(
                     f"Supervised: a batch of inputs and a target is needed, got {len(args)} "
                     "part(s). Let the dataset return (inputs, target)."
                 )
-            args, targets = args[:-1], args[-1:]
-        outputs = self.net(*args)
+            if mode != "tensor" and len(args) > 1:
+                args, targets = args[:-1], args[-1:]
+            outputs = self.net(*args)
         if mode == "tensor":
             return outputs
+        logits = getattr(outputs, "logits", outputs)
         target = targets[0] if len(targets) == 1 else targets
         if mode == "predict":
-            return outputs, target
-        losses = self.loss_fn(outputs, target)
+            return (logits, target) if targets else logits
+        losses = self._own_losses(outputs) if self.loss_fn is None else self.loss_fn(logits, target)
         return losses if isinstance(losses, Mapping) else {"loss": losses}
+
+    def _taken_of(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._takes_any_name:
+            return batch
+        return {key: value for key, value in batch.items() if key in self._taken}
+
+    def _own_losses(self, outputs: Any) -> Any:
+        if isinstance(outputs, Tensor) and not outputs.ndim:
+            return outputs
+        if isinstance(outputs, Mapping):
+            if isinstance(outputs.get("loss"), Tensor):
+                return outputs["loss"]
+            if any("loss" in str(name) for name in outputs):
+                return outputs
+        given = f"a {type(outputs).__name__}"
+        if isinstance(outputs, Mapping):
+            given += f" with {', '.join(map(repr, outputs)) or 'nothing'}"
+        raise self._no_loss(f"returned {given}")
+
+    def _no_loss(self, fact: str) -> ConfigError:
+        return ConfigError(
+            f"loss: none was given, and {type(self.net).__name__} {fact}. Give the key loss, "
+            "such as 'torch.nn.functional:cross_entropy'; or, to a model that computes its loss, "
+            "batches with what it needs for that, such as 'labels'."
+        )
 
     @staticmethod
     def _pick(batch: Mapping[str, Any], keys: Sequence[str], role: str) -> tuple[Any, ...]:

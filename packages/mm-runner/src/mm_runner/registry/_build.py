@@ -7,6 +7,7 @@ Literal, or a union of these. Other annotations take anything.
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 import types
 import typing
@@ -56,7 +57,8 @@ def build_from_cfg(
 
     Args:
         cfg: ``dict(type=..., **arguments)``. It is not changed. The default scope within it is
-            ``_scope_``, if it has that key.
+            ``_scope_``, if it has that key. Where ``type`` is ``package.module:Name``, configs of
+            this kind among the arguments are built first.
         registry: Where a ``type`` given as text is looked up.
         default_args: Arguments that ``cfg`` may override; a ``type`` among them is the default.
         where: Path of ``cfg`` in the whole configuration, for messages.
@@ -69,7 +71,35 @@ def build_from_cfg(
     scope = cfg.get("_scope_") if isinstance(cfg, Mapping) else None
     with DefaultScope.overwrite_default_scope(scope):
         component, arguments = check_cfg(cfg, registry, default_args, where=where)
+        if is_import_path(cfg):
+
+            def build(inner: Mapping[str, Any], place: str) -> Any:
+                return build_from_cfg(inner, registry, where=place)
+
+            arguments = {k: _map_configs(v, build, f"{where}.{k}") for k, v in arguments.items()}
         return _call(component, arguments, where)
+
+
+def is_import_path(cfg: object) -> bool:
+    """Return whether the ``type`` of a config is ``package.module:Name``.
+
+    Such a component may know nothing of registries: its arguments of this kind are built for it.
+    """
+    kind = cfg.get("type") if isinstance(cfg, Mapping) else None
+    return isinstance(kind, str) and ":" in kind
+
+
+def _map_configs(value: Any, function: Callable[[Mapping[str, Any], str], Any], where: str) -> Any:
+    """Return ``value`` with ``function`` applied to the configs by import path within it."""
+    if is_import_path(value):
+        return function(value, where)
+    if isinstance(value, dict):
+        mapped = {k: _map_configs(one, function, f"{where}.{k}") for k, one in value.items()}
+        return value if all(mapped[key] is value[key] for key in value) else type(value)(mapped)
+    if type(value) in (list, tuple):
+        items = [_map_configs(one, function, f"{where}[{i}]") for i, one in enumerate(value)]
+        return value if all(map(operator.is_, items, value)) else type(value)(items)
+    return value
 
 
 def _call(component: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:
@@ -126,6 +156,14 @@ def check_cfg(
         raise ConfigError(
             f"{where}.type: a name, a class or a function is needed, got {component!r}."
         )
+    if is_import_path(cfg):
+
+        def check(inner: Mapping[str, Any], place: str) -> object:
+            check_cfg(inner, registry, where=place)
+            return inner
+
+        for name, value in arguments.items():
+            _map_configs(value, check, f"{where}.{name}")
     check_arguments(component, arguments, where, is_partial=is_partial)
     return component, arguments
 

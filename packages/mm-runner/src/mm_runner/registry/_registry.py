@@ -149,8 +149,8 @@ class Registry:
         """Return the component called ``name``, importing it if needed.
 
         Args:
-            name: A registered name, with or without a scope, or an import path ``pkg.mod:Name`` or
-                ``pkg.mod.Name``.
+            name: A registered name, with or without a scope, or an import path ``pkg.mod:Name``,
+                ``pkg.mod:Class.method`` or ``pkg.mod.Name``.
             others: Names that the caller knows besides, for the message. Defaults to none.
 
         Raises:
@@ -298,12 +298,16 @@ def _load(path: str, asked: str, remedy: str) -> Callable[..., Any]:
         raise ComponentNotFoundError(
             f"{asked}; importing {module_name!r} failed: {with_place(error)}."
         ) from error
-    if not hasattr(module, attribute):
-        raise ComponentNotFoundError(
-            f"{asked}; the module {module_name!r} has no {attribute!r}."
-            f"{did_you_mean(attribute, vars(module))} {remedy}"
-        )
-    return getattr(module, attribute)  # type: ignore[no-any-return]
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            holder = f"the module {module_name!r}" if found is module else repr(found)
+            raise ComponentNotFoundError(
+                f"{asked}; {holder} has no {name!r}."
+                f"{did_you_mean(name, getattr(found, '__dict__', ()))} {remedy}"
+            )
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
 
 
 def _caller_scope() -> str:

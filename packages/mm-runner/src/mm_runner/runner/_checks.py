@@ -20,6 +20,7 @@ CFG_KEYS = (
     "device_prefetch",
     "find_unused_parameters",
     "log_writers",
+    "loss",
     "model_wrapper_cfg",
     "sync_bn",
 )

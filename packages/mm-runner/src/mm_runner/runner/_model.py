@@ -16,7 +16,7 @@ from mm_runner.config import ConfigDict
 from mm_runner.data import as_channels_last, map_tensors
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import CompileReportHook
-from mm_runner.model import apply_activation_checkpointing, unwrap_model
+from mm_runner.model import Supervised, apply_activation_checkpointing, unwrap_model
 from mm_runner.optim import named_wrappers
 from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
 
@@ -38,6 +38,23 @@ def with_preprocessor(model: Any, data_preprocessor: Any) -> Any:
         return model
     merged = {"data_preprocessor": data_preprocessor, **model}
     return ConfigDict(merged) if isinstance(model, ConfigDict) else merged
+
+
+def as_trainable(model: nn.Module, loss: Any, warn: Callable[[str], object]) -> nn.Module:
+    """Return ``model``, or a module without steps of its own in a :class:`Supervised`.
+
+    Args:
+        model: Bare or wrapped.
+        loss: As of ``Supervised``.
+        warn: Logs a message.
+    """
+    steps = ("train_step", "val_step", "test_step")
+    if is_wrapped(model) or any(callable(getattr(model, name, None)) for name in steps):
+        if loss is not None:
+            name = type(unwrap_model(model)).__name__
+            warn(f"loss has no effect: {name} has steps of its own, which compute the loss.")
+        return model
+    return Supervised(model, loss)
 
 
 def build_model(model: Any) -> nn.Module:

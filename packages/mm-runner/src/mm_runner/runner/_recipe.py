@@ -15,6 +15,7 @@ from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.config import ConfigDict
 from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
 from mm_runner.errors import ConfigError
+from mm_runner.hooks import FreezeHook
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.registry import (
     LOOPS,
@@ -27,7 +28,7 @@ from mm_runner.validation import check_train_loop
 
 from ._checks import HOMES, check_run
 from ._logs import plain_config
-from ._model import compile_and_wrap, use_channels_last, with_preprocessor
+from ._model import as_trainable, compile_and_wrap, use_channels_last, with_preprocessor
 from ._optimizers import check_schedules, check_wrapper_of_run
 
 if TYPE_CHECKING:
@@ -78,10 +79,14 @@ class Recipe:
     def build_model(self, run: Runner) -> tuple[Any, Any]:
         """Build, initialise, compile and wrap the model; return it and its compile handle."""
         model = built_by(run, "build_model", self._model)
+        model = as_trainable(model, self.cfg.get("loss"), run.logger.warning)
         init_weights: Any = getattr(model, "init_weights", None)
         if self._phases["train"] and init_weights is not None:
             run.logger.info(f"Weights are initialised by {type(model).__name__}.init_weights().")
             init_weights()
+        for hook in run.hooks:
+            if isinstance(hook, FreezeHook) and hook.num_epochs is None:  # before it is wrapped
+                hook.freeze(model)
         if self.cfg.get("channels_last"):
             use_channels_last(model)
         wrapper_cfg = self.cfg.get("model_wrapper_cfg")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,14 @@ from mm_runner.checkpoint import (
     check_resumable,
     latest_readable,
     load_checkpoint_file,
+    own_names,
     read_file,
 )
 from mm_runner.checkpoint._functions import refuse_url, revised
+from mm_runner.checkpoint._pretrained import read_pretrained
 from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.model import unwrap_model
+from mm_runner.registry import check_section, short_repr
 
 from ._environment import use_seed
 from ._sharded import as_sharded, read_own_shards, restore_weights
@@ -33,7 +39,9 @@ class StartingPoint:
     """The checkpoint that a run starts from, read once and loaded once.
 
     Args:
-        load_from: A file, or ``None``.
+        load_from: A file or a Hugging Face directory; ``dict(checkpoint=..., revise_keys=...)`` for
+            one whose weights have other names, by pairs of a regular expression and its
+            replacement; or ``None``.
         resume: Continue from it, or from the newest readable one in the work directory.
         leave_out: Parts of the state that are not restored.
 
@@ -42,12 +50,24 @@ class StartingPoint:
         content: What it holds, until it is loaded.
 
     Raises:
-        ConfigError: If ``load_from`` is a URL.
+        ConfigError: If ``load_from`` is a URL, or names are to change and the run to resume.
     """
 
     def __init__(
-        self, load_from: str | None, *, resume: bool, leave_out: Collection[str] = ()
+        self,
+        load_from: str | Mapping[str, Any] | None,
+        *,
+        resume: bool,
+        leave_out: Collection[str] = (),
     ) -> None:
+        self._revised: Sequence[tuple[str, str]] = ()
+        if isinstance(load_from, Mapping):
+            load_from, self._revised = _with_names(load_from)
+            if resume and self._revised:
+                raise ConfigError(
+                    "load_from.revise_keys: a resumed run takes its own names; leave it out, or "
+                    "resume."
+                )
         refuse_url(load_from, "load_from")
         self.load_from, self.resume, self.leave_out = load_from, resume, leave_out
         self.path: Path | None = None
@@ -87,7 +107,7 @@ class StartingPoint:
                 f"resume: {runner.work_dir} has no checkpoint; training from the start."
             )
         else:
-            self.content = _read(runner, self.path, content)
+            self.content = revised(_read(runner, self.path, content), self._revised)
             seed = self.content.get("meta", {}).get("seed") if self.resume else None
             if seed not in (None, runner.seed):
                 if runner.has_own_seed:
@@ -97,6 +117,23 @@ class StartingPoint:
                     )
                 use_seed(runner, seed)
         self._is_read = True
+
+
+def _with_names(load_from: Mapping[str, Any]) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Check ``load_from`` as a dict; return the file and the changes of names."""
+    check_section(load_from, "load_from", {"checkpoint": Any, "revise_keys": Any})
+    pairs = load_from.get("revise_keys") or ()
+    if not load_from.get("checkpoint"):
+        raise ConfigError("load_from.checkpoint: this key is missing. It is the file to load.")
+    try:
+        for pattern, replacement in pairs:
+            re.sub(pattern, replacement, "")
+    except (re.error, TypeError, ValueError) as error:
+        raise ConfigError(
+            "load_from.revise_keys: pairs of a regular expression and its replacement are needed, "
+            f"got {short_repr(pairs)}: {error}."
+        ) from error
+    return str(load_from["checkpoint"]), pairs
 
 
 def load_or_resume(runner: Runner) -> None:
@@ -117,6 +154,8 @@ def load_or_resume(runner: Runner) -> None:
         start.content = None
     if runner.is_resuming:
         runner.logger.info(f"Resuming from {start.path}.")
+        weights = own_names(unwrap_model(runner.model), content["state_dict"])
+        content["state_dict"] = weights
         runner.call_hook("after_load_checkpoint", checkpoint=content)
         runner.state.restore(content, leave_out=start.leave_out)
         runner.logger.info(f"Resumed after epoch {runner.epoch}, step {runner.iter}.")
@@ -180,7 +219,8 @@ def resume_later(
 
 def _load(runner: Runner, checkpoint: dict[str, Any], *, strict: bool) -> None:
     runner.call_hook("after_load_checkpoint", checkpoint=checkpoint)
-    restore_weights(runner, checkpoint.get("state_dict", checkpoint), strict=strict)
+    weights = own_names(unwrap_model(runner.model), checkpoint.get("state_dict", checkpoint))
+    restore_weights(runner, weights, strict=strict)
     meta = checkpoint.get("meta")
     counts = meta.items() if isinstance(meta, dict) else ()
     runner.loaded_progress = {
@@ -201,7 +241,8 @@ def _read(runner: Runner, path: Path, content: dict[str, Any] | None = None) -> 
     def read() -> None:
         nonlocal content
         if content is None and sharded is not None and runner.rank > 0:
-            mapped = read_file(path, is_mapped=True)  # the main process broadcasts the tensors
+            # The main process broadcasts the tensors.
+            mapped = read_pretrained(path) or read_file(path, is_mapped=True)
             # The file may be removed while the run trains.
             content = {
                 key: one if key in _COPIED else copy.deepcopy(one) for key, one in mapped.items()

@@ -55,7 +55,8 @@ class Runner:
         default_hooks: Replaces default hooks by name; ``None`` removes one.
         custom_hooks: Further hooks or their configs.
         data_preprocessor: For a model given as a config without its own.
-        load_from: Checkpoint to take the weights from.
+        load_from: Checkpoint, safetensors file or Hugging Face directory to take the weights from;
+            ``dict(checkpoint=..., revise_keys=...)`` changes their names by regular expressions.
         resume: Continue from ``load_from``, or from the newest checkpoint in ``work_dir`` if any.
         launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"`` or ``"mpi"``.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``npu_cfg``, ``resource_limit``.
@@ -107,7 +108,7 @@ class Runner:
         default_hooks: Mapping[str, Any] | None = None,
         custom_hooks: Sequence[Any] | None = None,
         data_preprocessor: Any = None,
-        load_from: str | None = None,
+        load_from: str | Mapping[str, Any] | None = None,
         resume: bool = False,  # noqa: FBT001, FBT002 - MMEngine's signature
         launcher: str = "auto",
         env_cfg: Mapping[str, Any] | None = None,

@@ -18,7 +18,7 @@ from mm_runner.checkpoint import (
     read_shards,
     renamed,
 )
-from mm_runner.checkpoint._content import describe_misfits
+from mm_runner.checkpoint._content import describe_misfits, fitting
 from mm_runner.errors import CheckpointError
 from mm_runner.model import unwrap_model
 
@@ -61,15 +61,27 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
         CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
     """
     sharded, bare = as_sharded(runner.model), unwrap_model(runner.model)
+    own = bare.state_dict()
     if sharded is None:
         problems = load_weights(bare, weights, strict=strict)
-        if problems:
-            runner.logger.warning(describe_misfits(problems, "load_from"))
-        return
+    else:
+        weights, problems = (weights, []) if strict else fitting(own, weights)
+        _load_sharded(sharded, own, weights, strict=strict)
+    if problems:
+        runner.logger.warning(describe_misfits(problems, "load_from", len(own)))
+
+
+def _load_sharded(
+    sharded: MMFullyShardedDataParallel,
+    own: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    *,
+    strict: bool,
+) -> None:
     # torch's sharded loading does not call _load_from_state_dict, which converts older versions.
-    own = vars(bare.state_dict())["_metadata"]
+    versions = vars(own)["_metadata"]
     for name, saved in getattr(weights, "_metadata", {}).items():
-        version, needed = saved.get("version"), own.get(name, saved).get("version")
+        version, needed = saved.get("version"), versions.get(name, saved).get("version")
         if version != needed:
             raise CheckpointError(
                 f"The checkpoint has version {version} of the module {name!r}, and the model "

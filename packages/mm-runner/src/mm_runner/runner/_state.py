@@ -23,6 +23,7 @@ from mm_runner.checkpoint import (
     plain,
     rng_state,
     save_checkpoint_file,
+    saved_names,
     set_rng_state,
 )
 from mm_runner.data import DataPosition, batch_seed
@@ -332,6 +333,7 @@ def write_snapshot(
     state = runner.state.snapshot(leave_out=leave_out, is_sharded=is_sharded)
     checkpoint = {"meta": {**_header(runner, state), **(meta or {})}, **state}
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+    checkpoint["state_dict"] = saved_names(unwrap_model(runner.model), checkpoint["state_dict"])
 
     def write(content: dict[str, Any]) -> None:
         save_checkpoint_file(content, path)

@@ -33,7 +33,13 @@ from mm_runner.optim import (
 from mm_runner.registry import init_default_scope, prepare_libraries
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
-from mm_runner.runner._model import build_model, is_wrapped, with_preprocessor, wrapper_type
+from mm_runner.runner._model import (
+    as_trainable,
+    build_model,
+    is_wrapped,
+    with_preprocessor,
+    wrapper_type,
+)
 from mm_runner.runner._resume import StartingPoint
 
 # Schedules are followed step by step, or epoch by epoch: a few seconds at most.
@@ -68,9 +74,8 @@ class _Plan:
     def __init__(self, cfg: Mapping[str, Any], world_size: int) -> None:
         init_default_scope(cfg.get("default_scope"))
         check_run(run_arguments(cfg, Runner), cfg, Runner)
-        load_from = cfg.get("load_from")
-        StartingPoint(load_from, resume=False)  # no URL
-        if load_from is not None and not Path(load_from).is_file():
+        load_from = StartingPoint(cfg.get("load_from"), resume=False).load_from
+        if load_from is not None and not Path(load_from).exists():
             raise ConfigError(f"load_from: {str(load_from)!r} was given; there is no such file.")
         if world_size < 1:
             raise ConfigError(f"world_size={world_size} was given; a positive number is needed.")
@@ -91,7 +96,7 @@ class _Plan:
         for where in ("val_evaluator", "test_evaluator"):
             if cfg.get(where) is not None:
                 reported[where] = build_evaluator(cfg[where], where=where).reported_names()
-        self.model = model = self._build_model()
+        self.model = model = as_trainable(self._build_model(), cfg.get("loss"), self.notes.append)
         patterns = checkpointing_patterns(cfg.get("activation_checkpointing"))
         find_checkpointed(unwrap_model(model), patterns)  # raises where a name matches nothing
         parameters, buffers = list(model.parameters()), list(model.buffers())
