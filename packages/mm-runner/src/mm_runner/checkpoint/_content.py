@@ -211,7 +211,14 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> list[str]:
         misfits = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     finally:
         handle.remove()
-    missing = [f"{_MISSING}{name}" for keys in found for name in keys.missing_keys]
+    own = model.state_dict(keep_vars=True)
+    loaded = {id(one) for name, one in own.items() if name in state}  # one may have several names
+    missing = [
+        f"{_MISSING}{name}"
+        for keys in found
+        for name in keys.missing_keys
+        if id(own.get(name)) not in loaded
+    ]
     unexpected = [f"{_UNEXPECTED}{name}" for keys in found for name in keys.unexpected_keys]
     return missing + unexpected + misfits
 

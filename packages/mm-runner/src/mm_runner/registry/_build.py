@@ -219,7 +219,11 @@ def check_arguments(
         return
     name = name or getattr(component, "__name__", repr(component))
     known = {one.name: one for one in parameters if one.kind in _BY_NAME}
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    # A decorator, as of Hugging Face's configurations, may take more than what it decorates.
+    function = component.__init__ if inspect.isclass(component) else component
+    outer = inspect.signature(function, follow_wrapped=False) if _is_wrapped(function) else None
+    takers = [*parameters, *(outer.parameters.values() if outer else ())]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takers)
     inherited = _of_bases(component) if takes_any else ()
     for argument in arguments:
         if argument in known or argument in inherited:
@@ -240,6 +244,10 @@ def check_arguments(
                 f"{where}.{parameter.name}: {name} needs this argument; "
                 f"given: {', '.join(map(repr, arguments)) or 'none'}."
             )
+
+
+def _is_wrapped(function: Any) -> bool:
+    return inspect.isfunction(function) and hasattr(function, "__wrapped__")
 
 
 def _of_bases(component: Any) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from mm_runner.checkpoint import ShardWriter
 from mm_runner.hooks import build_hooks
 from mm_runner.loops import AbstractTrainLoop
-from mm_runner.model import unwrap_model
+from mm_runner.model import Supervised, unwrap_model
 from mm_runner.optim import build_optim_wrapper, holds_gradients
 from mm_runner.registry import prepare_libraries
 from mm_runner.reporting import build_log_processor
@@ -150,7 +150,8 @@ class Runner:
         self.loader_generator = torch.Generator()  # of all loaders, and of nothing else
         self.set_randomness(**self._randomness_cfg)
         vars(self)["model"], self.compile_handle = recipe.build_model(self)
-        self.model_name = type(unwrap_model(self.model)).__name__
+        bare = unwrap_model(self.model)
+        self.model_name = type(bare.net if isinstance(bare, Supervised) else bare).__name__
         self.interruption = Interruption()
         self.state, self.shard_writer = RunState(self), ShardWriter()
         if resume:  # the data are to be built with the seed of the checkpoint
