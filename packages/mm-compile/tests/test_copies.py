@@ -14,10 +14,6 @@ def through_pickle(model):
     return pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
 
 
-def double(inputs):
-    return inputs * 2
-
-
 copied = pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
 
 

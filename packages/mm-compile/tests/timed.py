@@ -79,11 +79,8 @@ class Blocks(nn.Module):
 def auto(clock, *, compiling, running, **cfg):
     model = Blocks(clock)
     backend = TimedBackend(clock, compiling=compiling, running=running)
-    return (
-        model,
-        backend,
-        compile_model(model, {"disable": "auto", "regions": "auto", "backend": backend, **cfg}),
-    )
+    cfg = {"disable": "auto", "regions": "auto", "backend": backend, **cfg}
+    return model, backend, compile_model(model, cfg)
 
 
 def compiled(handle):
