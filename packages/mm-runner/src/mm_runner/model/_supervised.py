@@ -124,7 +124,10 @@ class Supervised(BaseModel):
     def _taken_of(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._takes_any_name:
             return batch
-        return {key: value for key, value in batch.items() if key in self._taken}
+        taken = {key: value for key, value in batch.items() if key in self._taken}
+        if not taken:
+            raise self._no_loss(f"takes none of {', '.join(map(repr, batch))}")
+        return taken
 
     def _own_losses(self, outputs: Any) -> Any:
         if isinstance(outputs, Tensor) and not outputs.ndim:
