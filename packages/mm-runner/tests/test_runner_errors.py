@@ -114,7 +114,7 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
         ),
         (
             {"model": nn.Linear(1, 1)},
-            r"^loss: none was given, and Linear takes none of 'inputs', 'labels'\. Give the key loss",
+            r"^loss: none was given, and Linear takes none of 'inputs', 'labels'\. Give the",
         ),
     ],
 )
