@@ -92,6 +92,14 @@ LIBRARIES = {
 FORKS_MMCV = "onedl-mmcv==2.3.6"
 FORKS_LIBRARIES = ("onedl-mmsegmentation==1.4.2", "onedl-mmdetection==3.5.1")
 CHECKED = {"mmengine": ("mmpretrain",), "onedl": ("mmpretrain", "mmseg", "mmdet")}
+# What the extras of mm-runner integrate with, each in the version that the tests were written for.
+ECOSYSTEM = (
+    "torchvision==0.29.1",
+    "timm==1.0.31",
+    "transformers==5.23.0",
+    "peft==0.21.2",
+    "datasets==5.2.0",
+)
 # Files of tests run beside one another.
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # They would compete for the cores with threads of their own.
@@ -203,6 +211,14 @@ def libraries(session: nox.Session, engine: str) -> None:
     for package in CHECKED[engine] if not session.posargs else ():
         table = ROOT / ".nox" / f"{engine}-{package}.md"
         session.run("python", "libraries/check_configs.py", package, str(table))
+
+
+@nox.session
+def ecosystem(session: nox.Session) -> None:
+    """Use models, metrics, trackers, streams and engines of other libraries; run the examples."""
+    install_wheels(session, LIBRARIES_TORCH, "pytest>=8", *ECOSYSTEM)
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "ecosystem", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
