@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import utils as nn_utils
 
@@ -94,16 +95,15 @@ def _norm_over_ranks(group: list[Any], norm_type: float, mesh: Any, placements: 
         return _norm_here(group, norm_type)
     if any(placement.is_partial() for placement in placements):  # a sum that is not reduced yet
         return _norm_here([gradient.full_tensor() for gradient in group], norm_type)
-    from torch.distributed.tensor import DTensor, Partial, Replicate  # noqa: PLC0415 - new torch
-
     here = _norm_here([local_part(gradient) for gradient in group], norm_type)
     # Replicated values count once; shards add up.
     is_infinite = math.isinf(norm_type)
-    reduction = Partial("max" if is_infinite else "sum")
-    reductions = [reduction if p.is_shard() else Replicate() for p in placements]
     value = here if is_infinite else here**norm_type
-    combined = DTensor.from_local(value, mesh, reductions, run_check=False).full_tensor()
-    return combined if is_infinite else combined ** (1 / norm_type)
+    for dim, placement in enumerate(placements):
+        if not placement.is_replicate():
+            operation = dist.ReduceOp.MAX if is_infinite else dist.ReduceOp.SUM
+            dist.all_reduce(value, operation, group=mesh.get_group(dim))
+    return value if is_infinite else value ** (1 / norm_type)
 
 
 def _norm_here(tensors: list[Tensor], norm_type: float) -> Tensor:

@@ -91,10 +91,11 @@ def _groups_of(model: Any) -> list[Any]:
         group = getattr(module, "process_group", None)
         if group is not None:
             return [group]
-        for parameter in module.parameters():
-            mesh = getattr(parameter, "device_mesh", None)
-            if mesh is not None:
-                # Ranks of a tensor-parallel dimension see the same data: sum and count grow alike.
-                return [mesh.get_group(dim) for dim in range(mesh.ndim)]
+        meshes = {getattr(one, "device_mesh", None): None for one in module.parameters()}
+        found = [mesh for mesh in meshes if mesh is not None]
+        if found:
+            # Ranks of a tensor-parallel dimension see the same data: sum and count grow alike.
+            mesh = max(found, key=lambda one: one.ndim)
+            return [mesh.get_group(dim) for dim in range(mesh.ndim)]
         return [dist.group.WORLD]
     return []

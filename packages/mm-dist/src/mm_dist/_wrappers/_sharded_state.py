@@ -11,12 +11,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.optim import Optimizer
 
 from mm_dist._collectives._objects import broadcast_object_list
 from mm_dist._errors import ConfigError
 from mm_dist._wrappers._sharding import broadcast_over, mesh_device
+from mm_dist._wrappers._tensor_parallel import TENSOR
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -90,9 +91,14 @@ def load_optimizer(
             f"The state does not fit: its parameter groups hold {saved}, the optimizer's {own}. "
             "Load the state of the same optimizer."
         )
-    if _is_full(kind):
-        parameters = dict(module.named_parameters())
-        by_name = {_plain_name(name): parameter for name, parameter in parameters.items()}
+    parameters = dict(module.named_parameters())
+    by_name = {_plain_name(name): parameter for name, parameter in parameters.items()}
+    if not _is_full(kind):
+        states = {
+            name: {key: _lay_out(value, by_name[name]) for key, value in values.items()}
+            for name, values in states.items()
+        }
+    else:
         states = {
             name: {
                 key: _scatter(states.get(name, {}).get(key), value, by_name[name], mesh)
@@ -141,7 +147,7 @@ def _gather(values: Mapping[str, Any], mesh: "DeviceMesh") -> dict[str, Any]:
         whole = value
         if hasattr(value, "full_tensor"):
             # An offloaded shard has to come back for the exchange.
-            whole = value.to(mesh.device_type).full_tensor()
+            whole = _join(value.to(mesh.device_type))
         if _is_first_rank(mesh):
             is_tensor = isinstance(whole, Tensor)
             gathered[name] = whole.detach().to("cpu", copy=True) if is_tensor else whole
@@ -174,11 +180,46 @@ def _scatter(whole: Any, planned: Any, like: Any, mesh: "DeviceMesh") -> Any:
     values = torch.empty(planned.shape, dtype=planned.dtype, device=mesh_device(mesh))
     if _is_first_rank(mesh):
         values.copy_(whole)
-    if hasattr(like, "placements") and like.shape == values.shape:
+    is_sharded = hasattr(like, "placements") and like.shape == values.shape
+    if is_sharded and TENSOR in (mesh.mesh_dim_names or ()):
+        broadcast_over(mesh, values)
+        return _cut(values, like)
+    if is_sharded:
         # The values of the first rank are what this sends; the others' only give the shape.
         return distribute_tensor(values, like.device_mesh, like.placements).to(like.device)
     broadcast_over(mesh, values)
     return values.to(like.device)
+
+
+def _join(spread: Any) -> Any:
+    """Return the whole of a sharded tensor, on all ranks."""
+    placements = list(spread.placements)
+    for dim in range(len(placements) - 1):  # torch warns of several dimensions at once
+        placements[dim] = Replicate()
+        spread = spread.redistribute(placements=placements)
+    return spread.full_tensor()
+
+
+def _cut(whole: Tensor, like: Any) -> Any:
+    """Return a tensor that every rank has, sharded as ``like`` is."""
+    part = whole
+    # Data ranks share out what tensor ranks have split.
+    for dim, placement in reversed(list(enumerate(like.placements))):
+        if not placement.is_replicate():
+            index, size = like.device_mesh.get_local_rank(dim), like.device_mesh.size(dim)
+            parts = part.chunk(size, placement.dim)
+            part = parts[index] if index < len(parts) else part.narrow(placement.dim, 0, 0)
+    options = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    part = part.contiguous().to(like.device, copy=True)
+    return like.from_local(part, like.device_mesh, like.placements, **options)
+
+
+def _lay_out(value: Any, like: Any) -> Any:
+    """Return a sharded tensor in the layout of the parameter that it belongs to."""
+    is_alike = getattr(value, "shape", None) == like.shape and hasattr(value, "full_tensor")
+    if not is_alike or (value.device_mesh, value.placements) == (like.device_mesh, like.placements):
+        return value
+    return _cut(_join(value), like)
 
 
 def _is_first_rank(mesh: "DeviceMesh") -> bool:

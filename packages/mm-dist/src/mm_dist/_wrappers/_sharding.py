@@ -18,6 +18,7 @@ from mm_dist._errors import ArgumentTypeError, ConfigError, LaunchError, TorchVe
 from mm_dist._process_group._current import current_info
 from mm_dist._state import is_distributed
 from mm_dist._torch_private import BATCH_NORM, find_reset
+from mm_dist._wrappers import _tensor_parallel as tensor_parallel
 from mm_dist._wrappers._recognition import is_model_wrapper
 from mm_dist._wrappers._sharding_arguments import (
     Strategy,
@@ -52,28 +53,31 @@ def shard_module(
     exempt = set(norms if exempt_policy is not None else ())
     chosen = {*choose_modules(options["auto_wrap_policy"], candidates), *exempt}
     chosen = _keep_ties_together(module, chosen)
-    mesh, strategy = _build_mesh(
-        options["sharding_strategy"], options["device_mesh"], options["process_group"], device_type
-    )
+    mesh, strategy = _build_mesh(options, device_type)
     device = mesh_device(mesh)
     offload = read_offload(options["cpu_offload"], mesh.device_type)
     heads = [one for one in _inner_first(module, set()) if one is module or one in chosen]
     done: set[nn.Module] = set()
     # A tied parameter is one object at several places, and has to stay one.
     materialized: dict[Any, Any] = {}
+    arguments: dict[str, Any] = {"mesh": mesh}
+    if options["plan"] is not None:
+        # Layers are split whole, before the groups are formed.
+        _prepare(_inner_first(module, set()), mesh, device, options, materialized)
+        tensor_parallel.parallelize(module, mesh, options["plan"])
+        arguments["shard_placement_fn"] = tensor_parallel.data_placement(mesh)
+    if options["mesh"] is not None:
+        arguments["mesh"] = mesh[tensor_parallel.DATA]
     for head in heads:
         members = list(_inner_first(head, done))
-        _materialize(members, device, options["param_init_fn"], materialized)
-        if options["sync_module_states"]:
-            _copy_from_first_rank(members, mesh, device)
-        arguments: dict[str, Any] = {}
+        if options["plan"] is None:
+            _prepare(members, mesh, device, options, materialized)
         if head is not module:  # torch's default: backward needs the outermost group at once
             arguments["reshard_after_forward"] = strategy.is_freed
         if ignored:
             arguments["ignored_params"] = {materialized.get(one, one) for one in ignored}
         fully_shard(
             head,
-            mesh=mesh,
             mp_policy=exempt_policy
             if head in exempt
             else root_policy
@@ -86,6 +90,20 @@ def shard_module(
         parameter.data = parameter.data.to(device)
     _average_by_sum(heads, mesh)
     return mesh, strategy.name, tuple(heads)
+
+
+def _prepare(
+    modules: Iterable[nn.Module],
+    mesh: "DeviceMesh",
+    device: torch.device,
+    options: dict[str, Any],
+    materialized: dict[Any, Any],
+) -> None:
+    """Give modules their values, on their device."""
+    members = list(modules)
+    _materialize(members, device, options["param_init_fn"], materialized)
+    if options["sync_module_states"]:
+        _copy_from_first_rank(members, mesh, device)
 
 
 def _average_by_sum(heads: Iterable[Any], mesh: "DeviceMesh") -> None:
@@ -271,16 +289,23 @@ def broadcast_over(mesh: "DeviceMesh", tensor: Tensor) -> None:
         plain.copy_(sent)
 
 
-def _build_mesh(
-    strategy_name: Any, device_mesh: Any, process_group: Any, device_type: str
-) -> "tuple[DeviceMesh, Strategy]":
+def _build_mesh(options: dict[str, Any], device_type: str) -> "tuple[DeviceMesh, Strategy]":
     """Return the ranks as a mesh, and the strategy, which the mesh decides where none is named."""
     from torch.distributed.device_mesh import (  # noqa: PLC0415 (slow to import)
         DeviceMesh,
         init_device_mesh,
     )
 
+    strategy_name, device_mesh = options["sharding_strategy"], options["device_mesh"]
+    process_group = options["process_group"]
     strategy = read_strategy("full" if strategy_name is None else strategy_name)
+    if options["mesh"] is not None or options["plan"] is not None:
+        if options["mesh"] is None or strategy.is_two_dimensional:
+            raise ConfigError(
+                "plan goes with mesh=dict(data=..., tensor=...), and both with a strategy without "
+                f"copies: 'full' or 'grad-op'; got sharding_strategy={strategy.name!r}."
+            )
+        return tensor_parallel.build_mesh(options, device_type), strategy
     if process_group is not None:
         is_group = isinstance(process_group, dist.ProcessGroup)
         if not is_group or device_mesh is not None or strategy.is_two_dimensional:

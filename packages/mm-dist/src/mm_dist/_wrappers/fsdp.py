@@ -60,10 +60,25 @@ class MMFullyShardedDataParallel(nn.Module):
         ignored_modules: Frozen modules, or patterns on their names, whose parameters stay whole on
             each rank.
         sync_module_states: Begin with the values of the first rank, as data parallelism does.
+        mesh: ``dict(data=2, tensor=2)``: parameters are sharded over the data ranks, and the layers
+            that ``plan`` names are split over the tensor ranks, which take the same batches. Ranks
+            that follow one another are tensor ranks. ``data`` defaults to what is left.
+        plan: What the tensor ranks split. Patterns on module names, of which the last that matches
+            counts, with styles: ``{"layers.*.q": "colwise", "layers.*.out": "rowwise"}``. Styles
+            are ``"colwise"`` (each rank computes a part of the features), ``"colwise_gather"``
+            (then gathered), ``"rowwise"`` (takes such parts, and adds up), ``"rowwise_split"``
+            (takes whole features), ``"sequence"``, ``"colwise_sequence"``, ``"rowwise_sequence"``,
+            ``"colwise_gather_sequence"`` (activations between them are split by sequence),
+            ``"head_norm"`` (of single heads, the third dimension), ``"replicate"``, or torch's
+            ``ParallelStyle`` objects. ``"auto"`` takes the plan that a model brings as
+            ``_tp_plan``, or the one shipped for it. Layers are split before they are sharded, so a
+            model on the meta device gets all its values at once.
 
     Attributes:
         module: The sharded model.
         device_mesh: The ranks.
+        data_rank: Number of this rank among those that take different batches.
+        num_data_ranks: How many these are.
         sharding_strategy: Name of the strategy in effect.
 
     Raises:
@@ -93,6 +108,8 @@ class MMFullyShardedDataParallel(nn.Module):
         device_mesh: "DeviceMesh | tuple[int, ...] | None" = None,
         ignored_modules: Iterable[nn.Module | str] | None = None,
         sync_module_states: bool = True,
+        mesh: Mapping[str, int] | None = None,
+        plan: Mapping[str, Any] | str | None = None,
     ) -> None:
         del backward_prefetch, use_orig_params
         super().__init__()
@@ -111,8 +128,13 @@ class MMFullyShardedDataParallel(nn.Module):
                 "device_mesh": device_mesh,
                 "ignored_modules": ignored_modules,
                 "sync_module_states": sync_module_states,
+                "mesh": mesh,
+                "plan": plan,
             },
         )
+        data_mesh = self.device_mesh if mesh is None else self.device_mesh["data"]
+        ranks = data_mesh.mesh.flatten().tolist()
+        self.data_rank, self.num_data_ranks = ranks.index(data_mesh.get_rank()), len(ranks)
         self.module = module
         self._is_synchronizing = True
         # In a tuple: were it a module itself, it would become a part of this one.
