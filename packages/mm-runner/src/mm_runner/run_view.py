@@ -39,6 +39,9 @@ class RunView(Protocol):
         train_loop: The training loop, ``None`` if training is not configured. Likewise
             ``val_loop`` and ``test_loop``.
         hooks: The hooks in the order they act.
+        data_rank: Number of this process among those that see different data.
+        num_data_ranks: How many these are; fewer than ``world_size`` where layers are split over
+            processes, of which all see the same batches.
         epoch: Number of epochs done; during the hooks after an epoch, without that epoch.
         iter: Number of steps done; during the hooks after a step, without that step.
         is_training: Whether ``train()`` is under way.
@@ -50,6 +53,8 @@ class RunView(Protocol):
     dist_info: DistInfo
     rank: int
     world_size: int
+    data_rank: int
+    num_data_ranks: int
     distributed: bool
     device: torch.device
 

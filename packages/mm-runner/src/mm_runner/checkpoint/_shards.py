@@ -77,7 +77,8 @@ def load_checkpoint_file(path: str | os.PathLike[str], *, shards: bool = True) -
         return pretrained
     checkpoint = read_file(path)
     if SHARDS in checkpoint:
-        read_shards(checkpoint if shards else {SHARDS: checkpoint[SHARDS]}, path, torch.empty)
+        content = checkpoint if shards else {SHARDS: checkpoint[SHARDS]}
+        read_shards(content, path, lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
     return checkpoint
 
 
@@ -178,8 +179,8 @@ def read_shards(checkpoint: dict[str, Any], path: Path, empty: Callable[..., tor
     Args:
         checkpoint: Changed in place.
         path: Its file.
-        empty: Takes a shape and ``dtype=``, and returns the tensor to fill. Of a sharded one this
-            process reads its own part.
+        empty: Takes a key such as ``state_dict.layer.weight``, a shape and a dtype, and returns the
+            tensor to fill. Of a sharded one this process reads its own part.
 
     Raises:
         CheckpointError: If the folder is missing, damaged, or does not fit.
@@ -188,7 +189,7 @@ def read_shards(checkpoint: dict[str, Any], path: Path, empty: Callable[..., tor
 
     def walk(value: Any, key: str) -> Any:
         if value is None and key in sizes:
-            tensors[key] = empty(sizes[key].size, dtype=sizes[key].properties.dtype)
+            tensors[key] = empty(key, sizes[key].size, sizes[key].properties.dtype)
             return tensors[key]
         if isinstance(value, dict):
             for name, item in value.items():

@@ -29,7 +29,7 @@ from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cf
 
 from ._datasets import check_dataset
 from ._feed import has_streams
-from ._sampler import DataSettings, SeekableBatchSampler, batch_seed, seed_process
+from ._sampler import DataSettings, RankSampler, SeekableBatchSampler, batch_seed, seed_process
 
 _POLL_S = 5.0  # how often a worker looks whether its main process lives
 
@@ -153,6 +153,9 @@ def _add_sampling(
     if isinstance(sampler, Mapping):
         defaults: dict[str, Any] = {"dataset": dataset, "seed": settings.seed}
         sampler = build_from_cfg(sampler, DATA_SAMPLERS, defaults, where=f"{where}.sampler")
+        if isinstance(sampler, RankSampler) and settings.world_size < sampler.world_size:
+            # Some processes see the same data.
+            sampler.rank, sampler.world_size = settings.rank, settings.world_size
     if isinstance(batches, Mapping):
         defaults = {"sampler": sampler}
         if "batch_size" in options:

@@ -40,7 +40,7 @@ def seed_process(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that augmentations use
 
 
-class _RankSampler(Sampler[int]):
+class RankSampler(Sampler[int]):
     """Base of both samplers: dataset, seed and rank.
 
     ``start`` is where the next iteration, and only that, begins in the order over all ranks.
@@ -78,7 +78,7 @@ class _RankSampler(Sampler[int]):
             yield from (indices if order is None else order[indices]).tolist()
 
 
-class DefaultSampler(_RankSampler):
+class DefaultSampler(RankSampler):
     """Splits the dataset over the ranks: rank ``r`` of ``W`` gets positions ``r, r + W, ...``.
 
     The order depends on ``seed`` and the epoch alone, so it is the same however often a run was
@@ -126,7 +126,7 @@ class DefaultSampler(_RankSampler):
         self.epoch = epoch
 
 
-class InfiniteSampler(_RankSampler):
+class InfiniteSampler(RankSampler):
     """Iterates over the dataset without end, split over the ranks as by :class:`DefaultSampler`.
 
     One permutation follows another, so over all ranks each sample comes once before any comes
@@ -224,7 +224,7 @@ class SeekableBatchSampler(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         epoch, batch, samples = self._start
         num_before, samples = self._before(batch, samples)
-        if samples is not None and isinstance(self.sampler, _RankSampler):
+        if samples is not None and isinstance(self.sampler, RankSampler):
             self.sampler.start, num_before = samples, 0
         batches: Iterator[Any] = iter(self.inner)
         if not self._has_workers:

@@ -217,9 +217,11 @@ class _TorchMetric:
         self._num_samples += size_of(self._newest)
 
     def evaluate(self, size: int) -> dict[str, Any]:
-        share = self._num_samples
-        if sum(mm_dist.all_gather_object(share)) > size:
-            share = len(range(mm_dist.get_rank(), size, mm_dist.get_world_size()))
+        share, rank = self._num_samples, mm_dist.get_rank()
+        shares = dict(enumerate(mm_dist.all_gather_object(share)))
+        if share and sum(shares.values()) > size:
+            having = [one for one, number in shares.items() if number]
+            share = len(range(having.index(rank), size, len(having)))
         self._update(leave_out=max(self._num_samples - share, 0))
         # Equal as its own synchronisation makes it, or, where that is switched off, the main one's.
         values = self.metric.compute()

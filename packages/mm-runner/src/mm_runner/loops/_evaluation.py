@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mm_amp
-import mm_dist
 from mm_runner._torch_private import stop_workers
 from mm_runner.data import BatchFeed, num_batches
 from mm_runner.errors import ConfigError
@@ -57,7 +56,7 @@ class ValLoop(BaseLoop):
                 f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
                 "samples are told from those that fill up. Give it a __len__."
             )
-        world_size, size = mm_dist.get_world_size(), len(dataloader.dataset)
+        world_size, size = runner.num_data_ranks, len(dataloader.dataset)
         # One process of several may have no sample of a small dataset, of which others have some.
         needed = (dataloader.batch_size or 1) if getattr(dataloader, "drop_last", False) else 1
         if length == 0 and (world_size == 1 or -(-size // world_size) < needed):
@@ -96,7 +95,7 @@ class ValLoop(BaseLoop):
                 runner.interruption.settle(runner, at_once=True)
             size = len(self.dataloader.dataset)
             if self.limit is not None and self.dataloader.batch_size is not None:
-                size = min(size, self.limit * self.dataloader.batch_size * runner.world_size)
+                size = min(size, self.limit * self.dataloader.batch_size * runner.num_data_ranks)
             metrics = self.evaluator.evaluate(size)  # what is beyond it is padding
         finally:
             if not getattr(self.dataloader, "persistent_workers", False):
@@ -137,7 +136,9 @@ class ValLoop(BaseLoop):
         runner.call_hook(f"before_{phase}_iter", batch_idx=idx, data_batch=data_batch)
         with mm_amp.autocast(runner.device.type) if self.fp16 else nullcontext():
             outputs = step(data_batch if placed is None else placed)
-        self.evaluator.process(data_samples=outputs, data_batch=data_batch)
+        # Of the processes that see the same batch, the first gives it to the metrics.
+        if runner.rank * runner.num_data_ranks == runner.data_rank * runner.world_size:
+            self.evaluator.process(data_samples=outputs, data_batch=data_batch)
         runner.call_hook(
             f"after_{phase}_iter", batch_idx=idx, data_batch=data_batch, outputs=outputs
         )

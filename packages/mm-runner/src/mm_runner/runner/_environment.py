@@ -92,7 +92,8 @@ def seed_run(
     Args:
         run: The run.
         seed: That of all processes; ``None`` draws one.
-        diff_rank_seed: Whether each process adds its rank to it.
+        diff_rank_seed: Whether each process adds its rank to it; that of its data, where several
+            processes see the same.
         deterministic: Whether to allow deterministic algorithms only.
     """
     check_randomness({"seed": seed}, "randomness")
@@ -111,5 +112,5 @@ def seed_run(
 def use_seed(run: Runner, seed: int) -> None:
     """Make ``seed`` that of the run, and seed the generators of this process."""
     run.seed = seed
-    seed_everything(seed + (run.rank if run.diff_rank_seed else 0))
+    seed_everything(seed + (run.data_rank if run.diff_rank_seed else 0))
     run.loader_generator.manual_seed(seed)

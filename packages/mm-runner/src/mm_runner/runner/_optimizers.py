@@ -89,7 +89,7 @@ def scale_rates(
             "batch sampler has no 'batch_size'. Give it one, or set the learning rate yourself."
         )
     for name, wrapper in named_wrappers(optim_wrapper).items():
-        batch = runner.world_size * per_process * getattr(wrapper, "accumulative_counts", 1)
+        batch = runner.num_data_ranks * per_process * getattr(wrapper, "accumulative_counts", 1)
         factor = batch / auto_scale_lr["base_batch_size"]
         scale_lr(wrapper, factor)
         of_name = f" of {name}" if name else ""
@@ -114,7 +114,7 @@ def build_schedules(runner: Runner, scheduler: Any) -> Any:
     epoch_length: int | None = None
     with suppress(TypeError):
         # An endless sampler counts the samples of all processes.
-        share = runner.world_size if is_endless(loader) else 1
+        share = runner.num_data_ranks if is_endless(loader) else 1
         epoch_length = max(len(loader) // share, 1) if len(loader) else None
     return build_param_schedulers(
         runner.optim_wrapper,

@@ -130,7 +130,7 @@ class Recipe:
             kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
         where, by_rank = f"{phase}_dataloader", run.diff_rank_seed
         settings = DataSettings(
-            run.seed, run.loader_generator, run.rank, run.world_size, run.device
+            run.seed, run.loader_generator, run.data_rank, run.num_data_ranks, run.device
         )
         with _building(_PartOfRun(where, settings)):
             loader = built_by(

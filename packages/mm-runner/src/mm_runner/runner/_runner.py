@@ -19,13 +19,14 @@ from mm_runner.reporting import build_log_processor
 from . import _resume
 from ._attributes import loop_number, loop_part, of_loop, training_part
 from ._checks import run_arguments
-from ._environment import fix_cublas_workspace, seed_run, set_up_process
+from ._environment import fix_cublas_workspace, seed_run, set_up_process, use_seed
 from ._interruption import Interruption
 from ._logs import RunLogs, plain_config
 from ._model import build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
 from ._running import evaluate, train
+from ._sharded import data_place
 from ._state import RunState, write_snapshot
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Runner:
         info = self.dist_info
         self.rank, self.world_size, self.device = info.rank, info.world_size, info.device
         self.launcher, self.distributed = info.launcher, info.backend is not None
+        self.data_rank, self.num_data_ranks = info.rank, info.world_size
         self.starting_point = _resume.StartingPoint(load_from, resume=resume)
         self._resume = resume  # OpenMMLab's libraries read it
         self.overwrite, self.owns_checkpoints = overwrite, False
@@ -150,6 +152,9 @@ class Runner:
         self.loader_generator = torch.Generator()  # of all loaders, and of nothing else
         self.set_randomness(**self._randomness_cfg)
         vars(self)["model"], self.compile_handle = recipe.build_model(self)
+        self.data_rank, self.num_data_ranks = data_place(self)
+        if self.diff_rank_seed and self.num_data_ranks < self.world_size:
+            use_seed(self, self.seed)
         bare = unwrap_model(self.model)
         self.model_name = type(bare.net if isinstance(bare, Supervised) else bare).__name__
         self.interruption = Interruption()

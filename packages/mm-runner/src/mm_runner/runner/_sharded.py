@@ -39,6 +39,13 @@ def as_sharded(model: nn.Module) -> MMFullyShardedDataParallel | None:
     return cast("MMFullyShardedDataParallel", model) if has_parts else None
 
 
+def data_place(runner: Runner) -> tuple[int, int]:
+    """Return this process's number among those that see different data, and how many they are."""
+    model: Any = runner.model
+    rank = getattr(model, "data_rank", runner.rank)
+    return rank, getattr(model, "num_data_ranks", runner.world_size)
+
+
 def read_weights(model: nn.Module, *, is_whole: bool) -> dict[str, Any]:
     """Return the weights, by the names of the bare model. Every process must call this.
 
@@ -149,13 +156,20 @@ def read_own_shards(
     model: MMFullyShardedDataParallel, checkpoint: dict[str, Any], path: Path
 ) -> None:
     """Put this process's shards of the tensors in the checkpoint's folder into ``checkpoint``."""
-    # The moments and the average of a parameter have its shape and layout.
-    alike = {one.shape: one.detach() for one in model.parameters() if hasattr(one, "placements")}
+    named = {
+        name.replace("_orig_mod.", ""): one.detach()
+        for name, one in model.module.named_parameters()
+        if hasattr(one, "placements")
+    }
+    # The moments of a parameter have its shape, and mostly its layout.
+    alike = {one.shape: one for one in named.values()}
 
-    def empty(shape: torch.Size, *, dtype: torch.dtype) -> torch.Tensor:
-        if shape not in alike:
+    def empty(key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        like = named.get(key.partition(".")[2])
+        like = alike.get(shape) if like is None or like.shape != shape else like
+        if like is None:
             return torch.empty(shape, dtype=dtype)
-        return torch.empty_like(alike[shape], dtype=dtype)
+        return torch.empty_like(like, dtype=dtype)
 
     read_shards(checkpoint, path, empty)
 

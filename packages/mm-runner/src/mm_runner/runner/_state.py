@@ -58,7 +58,8 @@ class Part(NamedTuple):
         save: Returns its state, tensors and primitives. Every process calls it.
         load: Takes the state.
         is_per_rank: Whether every process has its own; the entry is then a list in rank order.
-            With another number of processes only ``data`` is restored.
+            Of processes that see the same data, the first counts. With another number of them only
+            ``data`` is restored.
     """
 
     name: str
@@ -116,6 +117,8 @@ class RunState:
             lambda: plain({one.name: one.save() for one in parts if one.is_per_rank})
         )
         states = {}
+        # Processes that see the same data share their state: it fits another mesh then.
+        ranks = ranks[:: len(ranks) // self._runner.num_data_ranks]
         for part in parts:
             own = [rank[part.name] for rank in ranks] if part.is_per_rank else part.save()
             states[part.name] = own if not part.is_per_rank or any(own) else []
@@ -144,8 +147,8 @@ class RunState:
 
     def _of_this_rank(self, name: str, states: Any) -> Any:
         """Return the state of this process, ``None`` if the part is not restored."""
-        if isinstance(states, list) and len(states) == self._runner.world_size:
-            return states[self._runner.rank]
+        if isinstance(states, list) and len(states) == self._runner.num_data_ranks:
+            return states[self._runner.data_rank]
         return self._position_elsewhere(states[0]) if name == "data" and states else None
 
     # The model.
@@ -267,10 +270,10 @@ class RunState:
         position, saved = DataPosition(**state["position"]), int(self._meta.get("world_size", 1))
         batches = getattr(runner.train_loop, "batches", None)
         if batches is not None:
-            position = batches.rescaled(position, saved, runner.world_size)
+            position = batches.rescaled(position, saved, runner.num_data_ranks)
         runner.logger.warning(
             f"The checkpoint was written by {saved} process(es), this run has "
-            f"{runner.world_size}: the data continue {_place(position)}, each sample once. "
+            f"{runner.num_data_ranks}: the data continue {_place(position)}, each sample once. "
             "Schedules and learning rates are left as they are."
         )
         return {**state, "position": position._asdict(), "pass": {}}
@@ -288,7 +291,10 @@ class RunState:
                 "The checkpoint has no random numbers of this process: they start anew from the "
                 "seed."
             )
-            rank, num_steps = runner.rank * runner.diff_rank_seed, int(self._meta.get("iter", 0))
+            rank, num_steps = (
+                runner.data_rank * runner.diff_rank_seed,
+                int(self._meta.get("iter", 0)),
+            )
             seed_everything(batch_seed(runner.seed, rank, 0, num_steps) % 2**32)
         elif not isinstance(loop, AbstractTrainLoop):
             set_rng_state(state, runner.device)
@@ -361,7 +367,7 @@ def _header(runner: Runner, state: Mapping[str, Any]) -> dict[str, Any]:
         "iter": state["data"][0]["iter"],
         "format_version": FORMAT_VERSION,
         "seed": runner.seed,
-        "world_size": runner.world_size,
+        "world_size": runner.num_data_ranks,
         "experiment_name": runner.experiment_name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cfg": runner.logs.config_text,

@@ -106,9 +106,9 @@ def _describe_wrapper(
     yield "optimizer", f"{optimizer} in {type(wrapper).__name__}"
     size = batch_of_process(runner.train_dataloader)
     accumulated = getattr(wrapper, "accumulative_counts", 1)
-    whole = "" if size is None else f"{size * runner.world_size * accumulated} = "
+    whole = "" if size is None else f"{size * runner.num_data_ranks * accumulated} = "
     per_rank = "the loader's own size" if size is None else str(size)
-    ranks = f"{runner.world_size} rank(s) x {accumulated} accumulated"
+    ranks = f"{runner.num_data_ranks} rank(s) x {accumulated} accumulated"
     yield "batch", f"{whole}{per_rank} per rank x {ranks}"
 
 
@@ -146,7 +146,7 @@ def log_end(runner: Runner, began_s: float, first_iter: int) -> None:
     if steps > 0:
         speed = f"{1000 * training_s / steps:.3g} ms per step"
         if size is not None:
-            rate = steps * runner.world_size * size / training_s
+            rate = steps * runner.num_data_ranks * size / training_s
             speed = f"{rate:,.1f} samples/s, {speed}"
         lines.append(("speed", speed))
     feed = getattr(runner.train_loop, "batches", None)

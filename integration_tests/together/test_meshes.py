@@ -1,0 +1,45 @@
+"""A transformer split over processes, sharded over others, and the whole one train alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("mesh_steps.py")
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(TORCH < (2, 8), reason="sharding on the CPU needs torch 2.8")
+
+
+@pytest.fixture
+def losses_of(run_ranks, tmp_path):
+    def run(name, world_size, **options):
+        run_ranks(SCRIPT, world_size, name, json.dumps(options))
+        return json.loads((tmp_path / name / "losses.json").read_text())
+
+    return run
+
+
+def test_meshes_are_one_process_and_resume_each_other(losses_of):
+    # With accumulation and clipping; 2 epochs of 10 steps, each with an accuracy behind it.
+    expected = losses_of("alone", 1)
+    assert len(expected) == 22
+    for data in (1, 2, 4):
+        whole = losses_of(f"mesh{data}", 4, data=data, tensor=4 // data)
+        assert whole == pytest.approx(expected, abs=1e-6, rel=0)
+        other = {1: 2, 2: 4, 4: 1}[data]
+        options = {"data": other, "tensor": 4 // other, "load_from": f"mesh{data}/epoch_1.pth"}
+        resumed = losses_of(f"resumed{data}", 4, **options)
+        assert resumed == pytest.approx(expected[11:], abs=1e-6, rel=0)
+    resumed = losses_of("resumed_alone", 1, load_from="mesh2/epoch_1.pth")
+    assert resumed == pytest.approx(expected[11:], abs=1e-6, rel=0)
+
+
+def test_mixed_precision_compiled_regions_and_dropout_run(losses_of):
+    amp = {"type": "AmpOptimWrapper", "dtype": "bfloat16"}
+    options = {"dtype": "float32", "data": 2, "tensor": 2, "optim_wrapper": amp, "epochs": 1}
+    half = losses_of("half", 4, **options)
+    compiled = losses_of("compiled", 4, **options, compile={"regions": ["layers.*"]})
+    assert compiled == pytest.approx(half, abs=0.02)
+    assert half[9] < half[0]
+    losses_of("dropout", 4, data=2, tensor=2, dropout=0.5, epochs=1)
