@@ -156,8 +156,9 @@ def read_own_shards(
     model: MMFullyShardedDataParallel, checkpoint: dict[str, Any], path: Path
 ) -> None:
     """Put this process's shards of the tensors in the checkpoint's folder into ``checkpoint``."""
+    prefix = getattr(model.module, "weights_prefix", "")
     named = {
-        name.replace("_orig_mod.", ""): one.detach()
+        name.replace("_orig_mod.", "").removeprefix(prefix): one.detach()
         for name, one in model.module.named_parameters()
         if hasattr(one, "placements")
     }
