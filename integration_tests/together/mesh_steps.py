@@ -123,7 +123,7 @@ def main(name, options):
     assert runner.num_data_ranks == data
     if runner.world_size > 1:
         weight = model.module.layers[0].up.weight
-        assert weight.to_local().numel() == weight.numel() // 4
+        assert weight.to_local().numel() == weight.numel() // runner.world_size
     if "dropout" in options:  # norms stay alike only if tensor ranks draw alike
         norm = model.module.layers[0].norm.weight.to_local()
         copies = mm_dist.all_gather(norm.detach())

@@ -21,7 +21,8 @@ def losses_of(run_ranks, tmp_path):
 
 
 def test_meshes_are_one_process_and_resume_each_other(losses_of):
-    # With accumulation and clipping; 2 epochs of 10 steps, each with an accuracy behind it.
+    # With accumulation and clipping; 2 epochs of 10 steps, each followed by an accuracy, which
+    # is computed first in a run that resumes.
     expected = losses_of("alone", 1)
     assert len(expected) == 22
     for data in (1, 2, 4):
@@ -30,16 +31,17 @@ def test_meshes_are_one_process_and_resume_each_other(losses_of):
         other = {1: 2, 2: 4, 4: 1}[data]
         options = {"data": other, "tensor": 4 // other, "load_from": f"mesh{data}/epoch_1.pth"}
         resumed = losses_of(f"resumed{data}", 4, **options)
-        assert resumed == pytest.approx(expected[11:], abs=1e-6, rel=0)
+        assert resumed == pytest.approx(expected[10:], abs=1e-6, rel=0)
     resumed = losses_of("resumed_alone", 1, load_from="mesh2/epoch_1.pth")
-    assert resumed == pytest.approx(expected[11:], abs=1e-6, rel=0)
+    assert resumed == pytest.approx(expected[10:], abs=1e-6, rel=0)
 
 
 def test_mixed_precision_compiled_regions_and_dropout_run(losses_of):
     amp = {"type": "AmpOptimWrapper", "dtype": "bfloat16"}
-    options = {"dtype": "float32", "data": 2, "tensor": 2, "optim_wrapper": amp, "epochs": 1}
-    half = losses_of("half", 4, **options)
-    compiled = losses_of("compiled", 4, **options, compile={"regions": ["layers.*"]})
+    options = {"dtype": "float32", "tensor": 2, "optim_wrapper": amp, "epochs": 1}
+    half = losses_of("half", 2, **options)
+    regions = {"regions": ["layers.*"], "backend": "aot_eager"}
+    compiled = losses_of("compiled", 2, **options, compile=regions)
     assert compiled == pytest.approx(half, abs=0.02)
-    assert half[9] < half[0]
+    assert half == pytest.approx(losses_of("whole", 1, dtype="float32", epochs=1), abs=0.05)
     losses_of("dropout", 4, data=2, tensor=2, dropout=0.5, epochs=1)
