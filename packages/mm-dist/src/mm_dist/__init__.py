@@ -35,7 +35,7 @@ from mm_dist._info import (
 )
 from mm_dist._launchers._environment import LaunchEnvironment
 
-# The entry points of mm.launchers name the four launchers here.
+# The entry points of mm.launchers name the five launchers here.
 from mm_dist._launchers._mpi import MPILauncher  # noqa: F401
 from mm_dist._launchers._pytorch import PyTorchLauncher  # noqa: F401
 from mm_dist._launchers._selection import (
@@ -44,6 +44,7 @@ from mm_dist._launchers._selection import (
     infer_launcher,
 )
 from mm_dist._launchers._slurm import SlurmLauncher  # noqa: F401
+from mm_dist._launchers._submitit import SubmititLauncher  # noqa: F401
 from mm_dist._local_group import get_default_group, get_local_group, init_local_group
 from mm_dist._process_group._arguments import check_dist_arguments
 from mm_dist._process_group._ending import destroy_dist

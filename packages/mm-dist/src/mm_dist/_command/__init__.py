@@ -1,4 +1,4 @@
-"""The ``mm-dist`` command: ``run``, ``env``, ``check`` and ``simulate``.
+"""The ``mm-dist`` command: ``run``, ``submit``, ``env``, ``check`` and ``simulate``.
 
 Each subcommand is imported when it is used.
 """
@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from mm_dist._command._run import run_script  # noqa: PLC0415
 
             return run_script(given[1:])
+        if given[:1] == ["submit"]:
+            from mm_dist._command._submit import submit  # noqa: PLC0415
+
+            return submit(given[1:])
         options = _build_parser().parse_args(given)
         module = import_module(f"mm_dist._command._{options.subcommand}")
         status: int = module.run(options)
@@ -43,6 +47,9 @@ def _build_parser() -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     subcommands.add_parser(
         "run", add_help=False, help="start a script on every device of one or more machines"
+    )
+    subcommands.add_parser(
+        "submit", add_help=False, help="start a script as a job of Slurm, Ray or Kubernetes"
     )
     env = subcommands.add_parser(
         "env",

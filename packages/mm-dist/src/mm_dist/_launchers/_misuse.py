@@ -7,11 +7,18 @@ from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._launchers._mpi import find_mpi_place
 from mm_dist._launchers._slurm import find_slurm_place, is_in_step
+from mm_dist._launchers._submitit import find_submitit_place
+
+_PLACES = (
+    ("slurm", find_slurm_place),
+    ("mpi", find_mpi_place),
+    ("submitit", find_submitit_place),
+)
 
 
 def find_enclosing(env: Mapping[str, str]) -> tuple[str, tuple[int, int]] | None:
-    """Return ``slurm`` or ``mpi`` with the task's rank and world size; ``None`` outside of both."""
-    for launcher, find_place in (("slurm", find_slurm_place), ("mpi", find_mpi_place)):
+    """Return the enclosing launcher with the task's rank and world size; ``None`` outside."""
+    for launcher, find_place in _PLACES:
         place = find_place(env)
         if place is not None:
             return launcher, place
@@ -25,7 +32,7 @@ def is_copy_of_enclosing(env: Mapping[str, str]) -> bool:
 
 
 def check_agreement(env: Mapping[str, str]) -> None:
-    """Refuse ``RANK`` and ``WORLD_SIZE`` that contradict the task of ``srun`` or ``mpirun``."""
+    """Refuse ``RANK`` and ``WORLD_SIZE`` that contradict the enclosing launcher's task."""
     task, numbers = find_enclosing(env), _read_numbers(env)
     if task is None or numbers is None or env.get("TORCHELASTIC_RUN_ID"):
         return
