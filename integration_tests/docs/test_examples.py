@@ -23,7 +23,8 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
 _NEEDS_RANKS = re.compile(r"DataParallel\(|WORLD_SIZE|barrier\(")
 # How a command begins what is the user's to repair, with status 1.
 _REFUSED = "mm-runner: "
-_COMMANDS = {"mm-runner": "mm_runner", "torchrun": "torch.distributed.run", "python": ""}
+_COMMANDS = {"mm-runner": "mm_runner", "mm-dist": "mm_dist"}
+_COMMANDS |= {"torchrun": "torch.distributed.run", "python": ""}
 # Which is in the page's language.
 _COMMENT = re.compile(r"(?m)\s+#\s.*$")
 

@@ -41,10 +41,18 @@ def notebook(work_dir):
 
 
 def submitit_local(work_dir):
+    _submit(work_dir, cluster="local", nodes=1, tasks_per_node=2)
+
+
+def submitit_slurm(work_dir):
+    _submit(work_dir, cluster="slurm", nodes=2, tasks_per_node=1)
+
+
+def _submit(work_dir, cluster, **layout):
     import submitit  # noqa: PLC0415 - of this one only
 
-    executor = submitit.AutoExecutor(f"{work_dir}.submitit", cluster="local")
-    executor.update_parameters(nodes=1, tasks_per_node=2, timeout_min=10)
+    executor = submitit.AutoExecutor(f"{work_dir}.submitit", cluster=cluster)
+    executor.update_parameters(timeout_min=10, **layout)
     executor.submit(run_script, str(work_dir)).results()
 
 

@@ -6,6 +6,7 @@ Slurm and MPI: see ``clusters``.
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,7 +36,8 @@ def start(tmp_path):
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(*command, **variables):
-        own = {"PATH": programs, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+        own = {"PATH": programs, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        own |= {"RAY_AUTH_MODE": "disabled", **variables}
         process = subprocess.Popen(
             [str(word) for word in command],
             cwd=tmp_path,
@@ -180,7 +182,7 @@ def ray_cluster(tmp_path_factory):
     with (logs / "head.log").open("w") as log:
         head = subprocess.Popen(
             ["ray", "start", *options.split()],  # noqa: S607 - beside this Python
-            env={**outside, "PATH": programs, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            env={**outside, "PATH": programs, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -192,7 +194,7 @@ def ray_cluster(tmp_path_factory):
 
 
 @pytest.fixture
-def submit_to_ray(run, ray_cluster, tmp_path):
+def submit_to_ray(start, ray_cluster, tmp_path):
     """``submit_to_ray(*options)`` submits the script, and returns the job's name."""
     shutil.copy(SCRIPT, tmp_path / "train.py")
     job = {
@@ -201,17 +203,19 @@ def submit_to_ray(run, ray_cluster, tmp_path):
         "ray": {"address": ray_cluster, "storage_path": str(tmp_path / "ray")},
     }
     (tmp_path / "submit.yaml").write_text(yaml.safe_dump(job))
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", int(ray_cluster.rpartition(":")[2]))) == 0:
-                break
-        time.sleep(0.5)
 
     def submit(*options):
         arguments = ("train.py", tmp_path / "out", "--resume", *options)
-        output = run(*MM_DIST, "submit", "--on", "ray", "--", *arguments)
-        return next(word.strip("'") for word in output.split() if "raysubmit_" in word)
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            client = start(*MM_DIST, "submit", "--on", "ray", "--", *arguments)
+            output, _ = client.communicate(timeout=PATIENCE_S)
+            if client.returncode == 0:
+                return re.search(r"raysubmit_\w+", output)[0]
+            # The cluster is not up yet.
+            assert "Failed to connect" in output or "try again later" in output, output
+            assert time.monotonic() < end, output
+            time.sleep(2)
 
     return submit
 

@@ -287,3 +287,13 @@ ELASTIC_JOB = {
     "PET_RDZV_BACKEND": "c10d",
     "PET_RDZV_ENDPOINT": "job-worker-0:23456",
 }
+# submitit 1.5.4: a local executor with tasks_per_node=2, rank 1
+SUBMITIT_LOCAL = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_GLOBALID": "1",
+    "SUBMITIT_LOCAL_JOB_ID": "2780",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+    "SUBMITIT_LOCAL_LOCALID": "1",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_NTASKS": "2",
+}

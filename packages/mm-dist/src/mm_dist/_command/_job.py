@@ -107,6 +107,7 @@ def _check(path: str, value: Any, rule: Any) -> Any:
         found = [each for name, each in rule.items() if re.fullmatch(name, str(key))]
         if not found:
             hint = suggest_name(str(key), rule)
-            raise ConfigError(f"{prefix}{key}: unknown; there are: {', '.join(rule)}.{hint}")
+            shown = repr(key).strip("'")  # in one line
+            raise ConfigError(f"{prefix}{shown}: unknown; there are: {', '.join(rule)}.{hint}")
         rules[key] = found[0]
     return {key: _check(f"{prefix}{key}", value[key], rules[key]) for key in value}

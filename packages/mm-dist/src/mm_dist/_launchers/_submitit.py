@@ -32,6 +32,7 @@ class SubmititLauncher:
         """
         reader = VariableReader(env, self.name)
         world_size = reader.read_integer("world_size", "SUBMITIT_LOCAL_NTASKS")
+        reader.sources["master_addr"] = "all tasks are on this machine"
         master_port = reader.find_port("MASTER_PORT")
         if master_port is None:
             job = reader.read_integer("master_port", "SUBMITIT_LOCAL_JOB_ID")
