@@ -170,27 +170,38 @@ def test_notebook(run, tmp_path, expected):
     assert read_reports(tmp_path / "two.alone") == read_reports(tmp_path / "script")
 
 
+# Holds a cluster of Ray until its input ends.
+RAY_CLUSTER = """
+import sys, ray
+port, folder = int(sys.argv[1]), sys.argv[2]
+ray.init(num_cpus=8, include_dashboard=True, dashboard_port=port, _temp_dir=folder)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory):
     """The address of a cluster of Ray on this machine."""
     pytest.importorskip("ray")
-    port, logs = free_port(), tmp_path_factory.mktemp("ray")
-    options = f"--head --block --num-cpus=8 --port={free_port()} --dashboard-port={port}"
-    options += f" --disable-usage-stats --temp-dir={logs} --ray-client-server-port={free_port()}"
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     outside = {k: v for k, v in os.environ.items() if not k.startswith(JOB_VARIABLES)}
-    with (logs / "head.log").open("w") as log:
-        head = subprocess.Popen(
-            ["ray", "start", *options.split()],  # noqa: S607 - beside this Python
-            env={**outside, "PATH": programs, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            head.terminate()
-            head.wait(timeout=60)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"PATH": programs, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    own["RAY_USAGE_STATS_ENABLED"] = "0"
+    # On a busy machine Ray gives its start up after 30 s.
+    for _ in range(6):
+        port, folder = free_port(), tmp_path_factory.mktemp("ray")
+        with subprocess.Popen(
+            [sys.executable, "-c", RAY_CLUSTER, str(port), folder],
+            env={**outside, **own},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as head:
+            if "up\n" in iter(head.stdout.readline, ""):
+                yield f"http://127.0.0.1:{port}"
+                return
+    pytest.fail("Ray does not start")
 
 
 @pytest.fixture
@@ -220,7 +231,7 @@ def submit_to_ray(start, ray_cluster, tmp_path):
     return submit
 
 
-def wait_for_step(work_dir, step):
+def wait_for_step(work_dir, step, logs):
     """Wait until both ranks have come to a step; return their processes."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -229,38 +240,41 @@ def wait_for_step(work_dir, step):
         if len(reports) == 2 and min(one["step"] for one in reports) >= step:
             return [one["pid"] for one in reports]
         time.sleep(0.1)
-    raise TimeoutError(f"step {step} did not come")
+    raise TimeoutError(f"step {step} did not come: {logs()}")
 
 
-def wait_for_job(run, address, job, wanted):
-    end, client = time.monotonic() + PATIENCE_S, ("ray", "job")
-    while time.monotonic() < end:
-        said = run(*client, "status", job, RAY_API_SERVER_ADDRESS=address)
-        if wanted.lower() in said.lower():
-            return
-        assert "failed" not in said.lower(), run(
-            *client, "logs", job, RAY_API_SERVER_ADDRESS=address
-        )
-        time.sleep(1)
-    raise TimeoutError(said)
+@pytest.fixture
+def ray_job(run, ray_cluster):
+    """``ray_job("status", job)`` asks Ray of a job; it must not have failed."""
+
+    def ask(command, job):
+        said = run("ray", "job", command, job, RAY_API_SERVER_ADDRESS=ray_cluster)
+        if command == "status":
+            assert "FAILED" not in said, ask("logs", job)
+        return said
+
+    return ask
 
 
-def test_ray_resumes_when_a_worker_is_killed(run, submit_to_ray, ray_cluster, tmp_path, expected):
-    job = submit_to_ray("--seconds-per-step=0.5")
-    pids = wait_for_step(tmp_path / "out", 6)
+def wait_until_it_succeeds(ray_job, job):
+    end = time.monotonic() + PATIENCE_S
+    while "SUCCEEDED" not in ray_job("status", job):
+        assert time.monotonic() < end, ray_job("logs", job)
+
+
+def test_ray_resumes_when_a_worker_is_killed(submit_to_ray, ray_job, tmp_path, expected):
+    job = submit_to_ray("--seconds-per-step=1")
+    pids = wait_for_step(tmp_path / "out", 6, lambda: ray_job("logs", job))
     os.kill(pids[1], signal.SIGKILL)
-    wait_for_job(run, ray_cluster, job, "succeeded")
+    wait_until_it_succeeds(ray_job, job)
     assert_trained(tmp_path / "out", expected, "pytorch", resumed=True)
 
 
-def test_ray_job_that_was_stopped_is_submitted_again(
-    run, submit_to_ray, ray_cluster, tmp_path, expected
-):
-    job = submit_to_ray("--seconds-per-step=0.5")
-    wait_for_step(tmp_path / "out", 6)
-    run("ray", "job", "stop", job, RAY_API_SERVER_ADDRESS=ray_cluster)
-    job = submit_to_ray()
-    wait_for_job(run, ray_cluster, job, "succeeded")
+def test_ray_job_that_was_stopped_is_submitted_again(submit_to_ray, ray_job, tmp_path, expected):
+    job = submit_to_ray("--seconds-per-step=1")
+    wait_for_step(tmp_path / "out", 6, lambda: ray_job("logs", job))
+    ray_job("stop", job)
+    wait_until_it_succeeds(ray_job, submit_to_ray())
     assert_trained(tmp_path / "out", expected, "pytorch", resumed=True)
 
 

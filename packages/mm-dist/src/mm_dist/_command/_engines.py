@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from mm_dist._command._job import import_yaml
 from mm_dist._errors import ConfigError
@@ -15,11 +15,8 @@ _DRIVER = "mm_dist._command._ray_driver"
 _TRAINER = "trainer.kubeflow.org"
 
 
-class Request(NamedTuple):
-    """A client's command, and what it reads from its standard input, if anything."""
-
-    command: Sequence[str]
-    text: str | None = None
+# A client's command, and what it reads from its standard input, if anything.
+Request: TypeAlias = tuple[list[str], str | None]
 
 
 def write_slurm(job: dict[str, Any], script: Sequence[str]) -> Request:
@@ -60,7 +57,7 @@ def write_slurm(job: dict[str, Any], script: Sequence[str]) -> Request:
             'if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
             'exit "$status"',
         ]
-    return Request(["sbatch"], "\n".join(lines) + "\n")
+    return ["sbatch"], "\n".join(lines) + "\n"
 
 
 def write_ray(job: dict[str, Any], script: Sequence[str]) -> Request:
@@ -83,15 +80,11 @@ def write_ray(job: dict[str, Any], script: Sequence[str]) -> Request:
         f"--runtime-env-json={json.dumps({'env_vars': job['env']})}",
     ]
     driver = ["python", "-m", _DRIVER, json.dumps(plan), *script]
-    return Request(["ray", "job", "submit", *options, "--", *driver])
+    return ["ray", "job", "submit", *options, "--", *driver], None
 
 
 def write_kubernetes(job: dict[str, Any], script: Sequence[str]) -> Request:
-    """Return ``kubectl apply``, and a runtime and a job of Kubeflow Trainer.
-
-    Raises:
-        ConfigError: If no image is given.
-    """
+    """Return ``kubectl apply``, and a runtime and a job of Kubeflow Trainer."""
     if "image" not in job:
         raise ConfigError("image: Kubernetes needs one that holds the packages and the script.")
     own = job["kubernetes"]
@@ -122,7 +115,7 @@ def write_kubernetes(job: dict[str, Any], script: Sequence[str]) -> Request:
         for kind, spec in (("TrainingRuntime", runtime), ("TrainJob", train_job))
     ]
     text = import_yaml().safe_dump_all(manifests, sort_keys=False)
-    return Request(["kubectl", "apply", "--filename=-"], text)
+    return ["kubectl", "apply", "--filename=-"], text
 
 
 def _write_pods(job: dict[str, Any]) -> dict[str, Any]:

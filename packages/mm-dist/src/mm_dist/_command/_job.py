@@ -14,9 +14,9 @@ _COUNT = (r"[1-9]\d*", "a whole number of at least 1")
 _LINE = (r"[^\x00-\x1f\x7f]+", "text in one line")
 _PATH = (r"/[^\x00-\x1f\x7f]*", "an absolute path")
 _LABEL = (_NAME, "lower-case letters, digits and '-', at most 50, a letter first")
-_TIME = (r"(?:(?:(\d+)-)?(\d+):([0-5]\d):)?([0-5]\d|[1-9]\d*)", "[D-]HH:MM:SS, or seconds")
+_TIME = (r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)|([1-9]\d*)", "[D-]HH:MM:SS, or seconds")
 # By key, which may be a pattern: what a value has to match, or the rules of a mapping.
-_RULES: Mapping[str, Any] = {
+RULES: Mapping[str, Any] = {
     "name": _LABEL,
     "nodes": _COUNT,
     "processes_per_node": _COUNT,
@@ -34,23 +34,14 @@ _RULES: Mapping[str, Any] = {
 
 
 def read_job(file: Path | None, options: Mapping[str, Any], script: str) -> dict[str, Any]:
-    """Return the job that a file describes; options replace what it says.
-
-    Args:
-        file: YAML; ``None`` for none.
-        options: Values by key; ``None`` where an option was not given.
-        script: What is started; the job's name follows from it unless it is given.
-
-    Returns:
-        ``name``, ``nodes``, ``processes_per_node``, ``gpus``, ``requeue`` and the engines'
-        mappings in any case; ``time`` in seconds.
+    """Return the job that a file (YAML) describes; options that are not ``None`` replace it.
 
     Raises:
         ConfigError: If a key is unknown, or a value cannot be used; the message names the key.
     """
-    job: dict[str, Any] = _check(f"{file}: ", {} if file is None else _load(file), _RULES)
+    job: dict[str, Any] = _check(f"{file}: ", {} if file is None else _load(file), RULES)
     given = {key: value for key, value in options.items() if value is not None}
-    for key, value in _check("--", given, _RULES).items():
+    for key, value in _check("--", given, RULES).items():
         job[key] = {**job.get(key, {}), **value} if isinstance(value, dict) else value
     numbers = {key: int(job.get(key, 0)) for key in ("nodes", "processes_per_node", "cpus", "gpus")}
     job |= {"env": {}, "slurm": {}, "ray": {}, "kubernetes": {}, **job, **numbers}
@@ -64,21 +55,17 @@ def read_job(file: Path | None, options: Mapping[str, Any], script: str) -> dict
         )
     time = re.fullmatch(_TIME[0], job.get("time", ""))
     if time is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in time.groups())
-        job["time"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        days, hours, minutes, seconds, all_seconds = (int(part or 0) for part in time.groups())
+        job["time"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds + all_seconds
     stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).lstrip("-0123456789")
     job.setdefault("name", stem[:50].rstrip("-") or "job")
     return job
 
 
 def import_yaml() -> Any:
-    """Return PyYAML's module, which is an extra.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Return PyYAML's module, which is an extra."""
     try:
-        import yaml  # noqa: PLC0415 (an extra)
+        import yaml  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError("submit needs PyYAML here: pip install 'mm-dist[submit]'.") from error
     return yaml

@@ -5,34 +5,21 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mm_dist._command._engines import write_kubernetes, write_ray, write_slurm
-from mm_dist._command._job import read_job
+from mm_dist._command._job import RULES, read_job
 from mm_dist._command._output import print_error, print_text
 from mm_dist._errors import ConfigError, LaunchError
 
 _FILE = "submit.yaml"
 _ENGINES = {"slurm": write_slurm, "ray": write_ray, "kubernetes": write_kubernetes}
 _UNUSED = {"slurm": ("image",), "ray": ("time", "image"), "kubernetes": ()}
-_KEYS = {
-    "name": "of the job (default: the script's)",
-    "nodes": "how many (default: 1)",
-    "processes_per_node": "how many on each (default: that of gpus, at least 1)",
-    "cpus": "of each node",
-    "gpus": "of each node (default: 0)",
-    "memory": "of each node, as 64G",
-    "time": "limit: [D-]HH:MM:SS, or seconds",
-    "image": "of the container (Kubernetes)",
-}
+_SCALARS = {key: rule for key, rule in RULES.items() if isinstance(rule, tuple)}
 
 
 def submit(arguments: Sequence[str]) -> int:
-    """Submit a script; return the exit status of the engine's client.
-
-    Raises:
-        ConfigError: If the file or the options cannot be used.
-        LaunchError: If the client is not there.
-    """
+    """Submit a script; return the exit status of the engine's client."""
     position = list(arguments).index("--") if "--" in arguments else len(arguments)
     options = _build_parser().parse_args(arguments[:position])
     script = list(arguments[position + 1 :])
@@ -42,21 +29,21 @@ def submit(arguments: Sequence[str]) -> int:
     file, beside = options.file, Path("" if is_module else script[0]).parent / _FILE
     if file is None and beside.is_file():
         file = beside
-    given = {key: getattr(options, key) for key in (*_KEYS, "requeue")}
-    given[options.on] = dict(options.option) or None
+    given = {key: getattr(options, key) for key in _SCALARS}
+    given[options.on] = dict(options.option or ()) or None
     job = read_job(file, given, script[1].rpartition(".")[2] if is_module else script[0])
     unused = [key for key in _UNUSED[options.on] if key in job]
     if unused:
         print_error(f"mm-dist submit: {options.on} makes no use of {', '.join(unused)}")
-    request = _ENGINES[options.on](job, script)
+    command, text = _ENGINES[options.on](job, script)
     if options.dry_run:
-        print_text((request.text or shlex.join(request.command)).rstrip())
+        print_text((text or shlex.join(command)).rstrip())
         return 0
     try:
-        done = subprocess.run(request.command, input=request.text, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, input=text, text=True, check=False)  # noqa: S603
     except OSError as error:
         raise LaunchError(
-            f"{request.command[0]} cannot be started here: {error.strerror}. Install the client of "
+            f"{command[0]} cannot be started here: {error.strerror}. Install the client of "
             f"{options.on}, or use --dry-run, which prints what it would be given."
         ) from error
     return done.returncode
@@ -67,24 +54,16 @@ def _build_parser() -> argparse.ArgumentParser:
         prog="mm-dist submit",
         usage="%(prog)s --on ENGINE [options] -- SCRIPT [arguments]",
         description="Write what an engine's own client takes (sbatch, ray job submit, kubectl), "
-        f"and start it. {_FILE} beside the script says what the job needs; options win.",
+        f"and start it. {_FILE} beside the script says what the job needs; options win. cpus, gpus "
+        "and memory are those of one node.",
     )
     parser.add_argument("--on", required=True, choices=list(_ENGINES), help="the engine")
     parser.add_argument("--file", type=Path, help=f"in the place of {_FILE}")
     parser.add_argument("--dry-run", action="store_true", help="print it, and start nothing")
-    for key, text in _KEYS.items():
-        parser.add_argument(f"--{key.replace('_', '-')}", help=text)
-    parser.add_argument(
-        "--requeue",
-        action=argparse.BooleanOptionalAction,
-        help="start again when preempted; the script has to resume",
-    )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=lambda text: text.partition("=")[::2],
-        metavar="KEY=VALUE",
-        help="of the engine's own, for Slurm any of sbatch: partition=gpu",
-    )
+    for key, (_, form) in _SCALARS.items():
+        action: Any = argparse.BooleanOptionalAction if key == "requeue" else "store"
+        parser.add_argument(f"--{key.replace('_', '-')}", help=form, action=action)
+    text = "of the engine's own, for Slurm any of sbatch: partition=gpu"
+    pair = lambda text: text.partition("=")[::2]  # noqa: E731
+    parser.add_argument("--option", action="append", type=pair, metavar="KEY=VALUE", help=text)
     return parser

@@ -9,16 +9,12 @@ from mm_dist._launchers._mpi import find_mpi_place
 from mm_dist._launchers._slurm import find_slurm_place, is_in_step
 from mm_dist._launchers._submitit import find_submitit_place
 
-_PLACES = (
-    ("slurm", find_slurm_place),
-    ("mpi", find_mpi_place),
-    ("submitit", find_submitit_place),
-)
+_FINDERS = {"slurm": find_slurm_place, "mpi": find_mpi_place, "submitit": find_submitit_place}
 
 
 def find_enclosing(env: Mapping[str, str]) -> tuple[str, tuple[int, int]] | None:
     """Return the enclosing launcher with the task's rank and world size; ``None`` outside."""
-    for launcher, find_place in _PLACES:
+    for launcher, find_place in _FINDERS.items():
         place = find_place(env)
         if place is not None:
             return launcher, place

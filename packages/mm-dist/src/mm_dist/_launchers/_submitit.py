@@ -25,19 +25,12 @@ class SubmititLauncher:
         return find_submitit_place(env) is not None
 
     def read(self, env: Mapping[str, str]) -> LaunchEnvironment:
-        """Read the executor's variables; the port follows from the job unless it is given.
-
-        Raises:
-            LaunchError: If a variable is missing or malformed.
-        """
+        """Read the executor's variables; raise LaunchError if one is missing or malformed."""
         reader = VariableReader(env, self.name)
         world_size = reader.read_integer("world_size", "SUBMITIT_LOCAL_NTASKS")
+        job = reader.read_integer("master_port", "SUBMITIT_LOCAL_JOB_ID")
+        port = reader.find_port("MASTER_PORT") or _FIRST_PORT + job % _NUM_PORTS
         reader.sources["master_addr"] = "all tasks are on this machine"
-        master_port = reader.find_port("MASTER_PORT")
-        if master_port is None:
-            job = reader.read_integer("master_port", "SUBMITIT_LOCAL_JOB_ID")
-            master_port = _FIRST_PORT + job % _NUM_PORTS
-            reader.sources["master_port"] = "computed from SUBMITIT_LOCAL_JOB_ID"
         return LaunchEnvironment(
             launcher=self.name,
             rank=reader.read_integer("rank", "SUBMITIT_LOCAL_GLOBALID"),
@@ -46,7 +39,7 @@ class SubmititLauncher:
             local_world_size=world_size,
             num_nodes=1,
             master_addr="127.0.0.1",
-            master_port=master_port,
+            master_port=port,
             sources=reader.sources,
             node_rank=0,
         )
