@@ -211,6 +211,7 @@ def submit_to_ray(start, ray_cluster, tmp_path):
     job = {
         "processes_per_node": 2,
         "requeue": True,
+        "env": {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": 300},  # of a busy machine
         "ray": {"address": ray_cluster, "storage_path": str(tmp_path / "ray")},
     }
     (tmp_path / "submit.yaml").write_text(yaml.safe_dump(job))
