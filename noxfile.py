@@ -194,7 +194,7 @@ def faults(session: nox.Session) -> None:
 @nox.session
 def clusters(session: nox.Session) -> None:
     """Run on real Slurm, MPI and two hosts, which it installs and starts; ``-- -m cut``: a few."""
-    install_wheels(session, DEFAULT_TORCH, "pytest>=8")
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8", "submitit==1.5.4")
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "clusters", *session.posargs)
 

@@ -92,7 +92,7 @@ def test_ray_job_has_a_driver_with_a_worker_for_each_process(printed):
         ("slurm", ["--nodes=0"], "--nodes: '0' cannot be used; it must be a whole number"),
         ("slurm", ["--name=A B"], "--name: 'A B' cannot be used; it must be lower-case"),
         ("slurm", ["--option=Partition=x"], "--slurm.Partition: unknown"),
-        ("slurm", ["--gpus=4", "--cpus=2"], "cpus: 2 for the 4 processes of a node are too few"),
+        ("slurm", ["--gpus=4", "--cpus=2"], "cpus: 2 are too few for a node's 4 processes"),
         ("ray", ["--option=max_failure=1"], "Did you mean 'max_failures'?"),
         ("kubernetes", [], "image: Kubernetes needs one"),
     ],
@@ -109,7 +109,7 @@ def test_an_absent_client_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["submit", "--on", "slurm", "--", "train.py"]) == 1
-    assert "sbatch cannot be started here" in capsys.readouterr().err
+    assert "sbatch cannot be started: No such file" in capsys.readouterr().err
 
 
 def test_clients_get_the_script_and_their_status_is_ours(tmp_path, monkeypatch):

@@ -11,10 +11,7 @@ from mm_dist._errors import ConfigError
 
 # Ray and Kubernetes cannot tell a preemption from a failure: how often an attempt is repeated.
 _RETRIES = {"ray": 3, "kubernetes": 20}
-_DRIVER = "mm_dist._command._ray_driver"
 _TRAINER = "trainer.kubeflow.org"
-
-
 # A client's command, and what it reads from its standard input, if anything.
 Request: TypeAlias = tuple[list[str], str | None]
 
@@ -79,7 +76,7 @@ def write_ray(job: dict[str, Any], script: Sequence[str]) -> Request:
         f"--working-dir={own.get('working_dir', '.')}",
         f"--runtime-env-json={json.dumps({'env_vars': job['env']})}",
     ]
-    driver = ["python", "-m", _DRIVER, json.dumps(plan), *script]
+    driver = ["python", "-m", "mm_dist._command._ray_driver", json.dumps(plan), *script]
     return ["ray", "job", "submit", *options, "--", *driver], None
 
 
@@ -88,8 +85,7 @@ def write_kubernetes(job: dict[str, Any], script: Sequence[str]) -> Request:
     if "image" not in job:
         raise ConfigError("image: Kubernetes needs one that holds the packages and the script.")
     own = job["kubernetes"]
-    space = {"namespace": own["namespace"]} if "namespace" in own else {}
-    metadata, api = {"name": job["name"], **space}, f"{_TRAINER}/v1alpha1"
+    metadata = {"name": job["name"], **{key: own[key] for key in own if key == "namespace"}}
     memory = f"{job['memory']}i" if "memory" in job else None
     wanted = {"cpu": job["cpus"], "memory": memory, "nvidia.com/gpu": job["gpus"]}
     amounts = {key: str(value) for key, value in wanted.items() if value}
@@ -111,7 +107,12 @@ def write_kubernetes(job: dict[str, Any], script: Sequence[str]) -> Request:
         **({"activeDeadlineSeconds": job["time"]} if "time" in job else {}),
     }
     manifests = [
-        {"apiVersion": api, "kind": kind, "metadata": metadata.copy(), "spec": spec}
+        {
+            "apiVersion": f"{_TRAINER}/v1alpha1",
+            "kind": kind,
+            "metadata": metadata.copy(),
+            "spec": spec,
+        }
         for kind, spec in (("TrainingRuntime", runtime), ("TrainJob", train_job))
     ]
     text = import_yaml().safe_dump_all(manifests, sort_keys=False)

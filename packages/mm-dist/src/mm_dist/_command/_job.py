@@ -49,10 +49,8 @@ def read_job(file: Path | None, options: Mapping[str, Any], script: str) -> dict
     job["processes_per_node"] = job["processes_per_node"] or job["gpus"] or 1
     job["requeue"] = job.get("requeue") == "True"
     if 0 < job["cpus"] < job["processes_per_node"]:
-        raise ConfigError(
-            f"cpus: {job['cpus']} for the {job['processes_per_node']} processes of a node are too "
-            "few; processes_per_node is that of gpus unless it is given."
-        )
+        count = f"{job['processes_per_node']} processes (processes_per_node, by default gpus)"
+        raise ConfigError(f"cpus: {job['cpus']} are too few for a node's {count}.")
     time = re.fullmatch(_TIME[0], job.get("time", ""))
     if time is not None:
         days, hours, minutes, seconds, all_seconds = (int(part or 0) for part in time.groups())

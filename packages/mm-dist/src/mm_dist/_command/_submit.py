@@ -42,10 +42,8 @@ def submit(arguments: Sequence[str]) -> int:
     try:
         done = subprocess.run(command, input=text, text=True, check=False)  # noqa: S603
     except OSError as error:
-        raise LaunchError(
-            f"{command[0]} cannot be started here: {error.strerror}. Install the client of "
-            f"{options.on}, or use --dry-run, which prints what it would be given."
-        ) from error
+        advice = f"Install the client of {options.on}; --dry-run prints what it would be given."
+        raise LaunchError(f"{command[0]} cannot be started: {error.strerror}. {advice}") from error
     return done.returncode
 
 
