@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ def main() -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # noqa: PLC0415 (a cluster's)
     from ray.train.torch import TorchTrainer  # noqa: PLC0415
 
+    # The script and its data are in working_dir, not in the folder of the run.
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     plan = json.loads(sys.argv[1])
     failures = FailureConfig(max_failures=plan.pop("max_failures"))
     run_config = {key: plan.pop(key) for key in ("name", "storage_path")}
