@@ -249,9 +249,9 @@ def ray_job(run, ray_cluster):
     """``ray_job("status", job)`` asks Ray of a job; it must not have failed."""
 
     def ask(command, job):
-        said = run("ray", "job", command, job, RAY_API_SERVER_ADDRESS=ray_cluster)
+        said = run("ray", "job", command, job, RAY_API_SERVER_ADDRESS=ray_cluster).lower()
         if command == "status":
-            assert "FAILED" not in said, ask("logs", job)
+            assert "failed" not in said, ask("logs", job)
         return said
 
     return ask
@@ -259,7 +259,7 @@ def ray_job(run, ray_cluster):
 
 def wait_until_it_succeeds(ray_job, job):
     end = time.monotonic() + PATIENCE_S
-    while "SUCCEEDED" not in ray_job("status", job):
+    while "succeeded" not in ray_job("status", job):
         assert time.monotonic() < end, ray_job("logs", job)
 
 
