@@ -207,6 +207,10 @@ def _dump_and_evaluate(rank, folder):
         predictions = load_predictions(path)
         assert torch.equal(predictions[1], Blobs(size).labels)
         assert Evaluator(Accuracy()).offline_evaluate(predictions, chunk_size=2) == measured
+        predicted = runner.predict(loader_cfg(size=size, batch_size=batch_size))
+        assert (predicted is None) == (rank > 0)  # the main process has them
+        for part, again in zip(predictions, predicted or predictions, strict=True):
+            torch.testing.assert_close(part, again)
     metric = Samples()
     assert Evaluator(metric).offline_evaluate(list(range(7)), chunk_size=2) == {"num": 7}
     assert metric.seen == (list(range(7)) if is_main_process() else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -97,9 +98,9 @@ def _run_test(options: Namespace) -> None:
     out = Path(options.out) if options.out else None
     holds_predictions = out is not None and out.suffix.lower() in PREDICTION_SUFFIXES
     if out is not None:
-        _check_writable(out)
+        check_writable(out)
     if options.tta:
-        _use_views(cfg)
+        use_views(cfg)
     runner = Runner.from_cfg(cfg)
     if holds_predictions and runner.test_loop is not None:  # else test() says what is missing
         runner.test_evaluator.metrics.append(DumpResults(options.out))
@@ -111,20 +112,23 @@ def _run_test(options: Namespace) -> None:
             out.write_text(f"{text}\n", encoding="utf-8")
 
 
-def _check_writable(out: Path) -> None:
+def check_writable(out: Path) -> None:
     """Raise if nothing can be written to ``out``: a long test must not end with that."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("ab").close()
+        if out.exists():
+            out.open("ab").close()
+        else:  # without leaving an empty file
+            tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise ConfigError(f"--out: {out} was given, and it cannot be written: {error}.") from error
 
 
-def _use_views(cfg: Config) -> None:
+def use_views(cfg: Config, loader: str = "test_dataloader") -> None:
     """Change a configuration so that its test predicts from several views of each sample.
 
     ``tta_model``, the config of a :class:`~mm_runner.model.BaseTTAModel`, is put around the model;
-    ``tta_pipeline``, if there is one, takes the place of the test dataset's ``pipeline``.
+    ``tta_pipeline``, if there is one, takes the place of the ``pipeline`` of the dataset.
     """
     model = cfg.get("tta_model")
     if not isinstance(model, Mapping):
@@ -136,12 +140,12 @@ def _use_views(cfg: Config) -> None:
     cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     if cfg.get("tta_pipeline") is None:
         return
-    dataset = (cfg.get("test_dataloader") or {}).get("dataset")
+    dataset = (cfg.get(loader) or {}).get("dataset")
     while isinstance(dataset, Mapping) and "pipeline" not in dataset:
         dataset = dataset.get("dataset")
     if not isinstance(dataset, dict):
         raise ConfigError(
-            "tta_pipeline: --tta was given, and test_dataloader.dataset has no 'pipeline' that it "
-            "could replace. Let the test dataset give the views, and leave tta_pipeline out."
+            f"tta_pipeline: --tta was given, and {loader}.dataset has no 'pipeline' that it "
+            "could replace. Let the dataset give the views, and leave tta_pipeline out."
         )
     dataset["pipeline"] = cfg.tta_pipeline

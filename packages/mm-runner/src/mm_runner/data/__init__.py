@@ -12,6 +12,7 @@ from ._sampler import (
     announce_epoch,
     batch_seed,
     is_endless,
+    is_shuffled,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "failing_sample",
     "ignore_stop_signals",
     "is_endless",
+    "is_shuffled",
     "map_tensors",
     "num_batches",
     "pseudo_collate",

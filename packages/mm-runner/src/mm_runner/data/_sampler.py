@@ -10,7 +10,15 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 from typing_extensions import override
 
 from mm_dist import get_dist_info, sync_random_seed
@@ -281,6 +289,15 @@ def samplers_of(loader: Any) -> list[Any]:
     """Return the sampler, the batch sampler, and the sampler in that; ``None`` for each missing."""
     batches = getattr(loader, "batch_sampler", None)
     return [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+
+
+def is_shuffled(loader: Any) -> bool:
+    """Return whether ``loader`` has a sampler of ours, or of torch, that shuffles."""
+    kinds = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return any(
+        getattr(one, "shuffle", None) is True or isinstance(one, kinds)
+        for one in samplers_of(loader)
+    )
 
 
 def is_endless(loader: Any) -> bool:

@@ -116,7 +116,41 @@ def load_predictions(path: str | os.PathLike[str]) -> Any:
     return content["results"]
 
 
-class DumpResults(BaseMetric):
+class CollectPredictions(BaseMetric):
+    """Collects what a model predicts, in the order of the dataset, without padding.
+
+    Attributes:
+        predictions: After an evaluation, on the main process, those of the whole dataset in the
+            form that the model returned for a batch, on the CPU.
+    """
+
+    reported_metrics = ()
+
+    def __init__(self, collect_device: str = "cpu", collect_dir: str | None = None) -> None:
+        super().__init__(collect_device=collect_device, collect_dir=collect_dir)
+        self.predictions: Any = None
+        self._layout: Any = None
+
+    @override
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        predictions = on_host(data_samples)
+        layout = layout_of(predictions)
+        if self.results and layout != self._layout:
+            raise ConfigError(
+                f"{type(self).__name__}: the predictions for one batch were {self._layout!r}, and "
+                f"now are {layout!r}; return the same parts for each batch."
+            )
+        self._layout = layout
+        # Copied: a row would be sent to the main process with all of its batch.
+        self.results += [on_host(one) for one in split(predictions)]
+
+    @override
+    def compute_metrics(self, results: list[Any]) -> dict[str, float]:
+        self.predictions = join(results, self._layout)
+        return {}
+
+
+class DumpResults(CollectPredictions):
     """Writes what a model predicts to a file, for evaluation without the model.
 
     The main process writes it at the end of the evaluation, in the order of the dataset, without
@@ -138,8 +172,6 @@ class DumpResults(BaseMetric):
         >>> metrics = [dict(type="Accuracy"), dict(type="DumpResults", out_file_path="out.pkl")]
     """
 
-    reported_metrics = ()
-
     def __init__(
         self,
         out_file_path: str | os.PathLike[str],
@@ -153,36 +185,31 @@ class DumpResults(BaseMetric):
                 f"got {out_file_path!r}."
             )
         super().__init__(collect_device=collect_device, collect_dir=collect_dir)
-        self._layout: Any = None
-
-    @override
-    def process(self, data_batch: Any, data_samples: Any) -> None:
-        predictions = _on_host(data_samples, "predictions")
-        layout = layout_of(predictions)
-        if self.results and layout != self._layout:
-            raise ConfigError(
-                f"DumpResults: the predictions for one batch were {self._layout!r}, and now are "
-                f"{layout!r}; return the same parts for each batch."
-            )
-        self._layout = layout
-        # Copied: a row would be sent to the main process with all of its batch.
-        self.results += [_on_host(one, "predictions") for one in split(predictions)]
 
     @override
     def compute_metrics(self, results: list[Any]) -> dict[str, float]:
-        content = {"num_samples": len(results), "results": join(results, self._layout)}
-        try:
-            save_checkpoint_file(content, self.out_file_path)
-        except CheckpointError as error:
-            raise PredictionsError(
-                f"The predictions could not be written to {self.out_file_path}: "
-                f"{error.__cause__ or error}. Free space, or give a path that can be written."
-            ) from error
+        save_predictions(join(results, self._layout), self.out_file_path)
         _logger.info("The predictions are in %s.", self.out_file_path)
         return {}
 
 
-def _on_host(value: Any, where: str) -> Any:
+def save_predictions(predictions: Any, path: Path) -> None:
+    """Write a file that :func:`load_predictions` reads.
+
+    Raises:
+        PredictionsError: If it cannot be written.
+    """
+    try:
+        content = {"num_samples": size_of(predictions), "results": predictions}
+        save_checkpoint_file(content, path)
+    except CheckpointError as error:
+        raise PredictionsError(
+            f"The predictions could not be written to {path}: {error.__cause__ or error}. Free "
+            "space, or give a path that can be written."
+        ) from error
+
+
+def on_host(value: Any, where: str = "predictions") -> Any:
     """Return a copy in tensors on the CPU, primitives, lists, tuples and dicts."""
     if type(value).__module__ == "numpy":
         value = value.item() if value.ndim == 0 else torch.from_numpy(value)
@@ -191,9 +218,9 @@ def _on_host(value: Any, where: str) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: _on_host(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: on_host(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_on_host(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        items = [on_host(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     for kind in (bool, int, float, str):  # of a subclass a file would hold the name
         if isinstance(value, kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,9 +13,10 @@ import mm_dist
 from mm_runner import evaluator as evaluators
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.config import ConfigDict
-from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader
+from mm_runner.data import DataSettings, SeekableBatchSampler, build_dataloader, is_shuffled
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import FreezeHook
+from mm_runner.loops import TestLoop
 from mm_runner.model import eval_step_of, uncalled_step, unwrap_model
 from mm_runner.registry import (
     LOOPS,
@@ -32,8 +33,6 @@ from ._model import as_trainable, compile_and_wrap, use_channels_last, with_prep
 from ._optimizers import check_schedules, check_wrapper_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ._runner import Runner
 
 
@@ -71,10 +70,12 @@ class Recipe:
         """Raise an error of type ``of`` about ``asked`` unless ``phase`` is configured."""
         if not self._phases[phase]:
             last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
-            raise of(
-                f"{asked}: the Runner has no {phase} loop, as it got no {phase}_dataloader, "
-                f"{phase}_cfg and {last}. Give these three."
-            )
+            names = (f"{phase}_dataloader", f"{phase}_cfg", last)
+            *others, final = [name for name in names if name not in self.given]
+            needed = f"{', '.join(others)} and {final}" if others else final
+            text = f"the Runner has no {phase} loop, as it got no {needed}"
+            remedy = ("it", "these two", "these three")[len(others)]
+            raise of(f"{asked}: {text}. Give {remedy}.")
 
     def build_model(self, run: Runner) -> tuple[Any, Any]:
         """Build, initialise, compile and wrap the model; return it and its compile handle."""
@@ -128,17 +129,8 @@ class Recipe:
             check_train_loop(cfg, "train_cfg")
             is_by_iter = arguments.pop("by_epoch", None) is False
             kind = "IterBasedTrainLoop" if is_by_iter else "EpochBasedTrainLoop"
-        where, by_rank = f"{phase}_dataloader", run.diff_rank_seed
-        settings = DataSettings(
-            run.seed, run.loader_generator, run.data_rank, run.num_data_ranks, run.device
-        )
-        with _building(_PartOfRun(where, settings)):
-            loader = built_by(
-                run, "build_dataloader", configured[where], seed=run.seed, diff_rank_seed=by_rank
-            )
-        if not isinstance(getattr(loader, "batch_sampler", None), SeekableBatchSampler):
-            # An override built it: treat it as a DataLoader that was passed in.
-            loader = build_dataloader(loader, settings, shuffle=phase == "train", where=where)
+        where = f"{phase}_dataloader"
+        loader = self._loader_of(run, configured[where], where)
         given = {"type": kind, "runner": run, "dataloader": loader}
         if phase != "train":
             where = f"{phase}_evaluator"
@@ -150,6 +142,51 @@ class Recipe:
                 with _building(_PartOfRun(where)):
                     given["evaluator"] = built_by(run, "build_evaluator", configured[where])
         return build_from_cfg(arguments, LOOPS, given, where=f"{phase}_cfg")
+
+    def _loader_of(self, run: Runner, loader: Any, where: str) -> Any:
+        settings = DataSettings(
+            run.seed, run.loader_generator, run.data_rank, run.num_data_ranks, run.device
+        )
+        options = {"seed": run.seed, "diff_rank_seed": run.diff_rank_seed}
+        with _building(_PartOfRun(where, settings)):
+            built = built_by(run, "build_dataloader", loader, **options)
+        if isinstance(getattr(built, "batch_sampler", None), SeekableBatchSampler):
+            return built
+        # An override built it: treat it as a DataLoader that was passed in.
+        return build_dataloader(built, settings, shuffle=where == "train_dataloader", where=where)
+
+    def prediction_loop(self, run: Runner, loader: Any, evaluator: Any) -> TestLoop:
+        """Build a loop that predicts every sample of ``loader`` in order, as a test would.
+
+        Raises:
+            ConfigError: If there is no loader, or it shuffles or leaves out samples.
+        """
+        where = next((name for name, one in self.given.items() if one is loader), "loader")
+        if loader is None:
+            assigned = vars(run).get("test_loop")
+            where = "test_dataloader"
+            loader = self.given.get(where) if assigned is None else assigned.dataloader
+        if loader is None:
+            raise ConfigError(
+                "predict(): no loader was given, and the Runner has no test_dataloader. Give "
+                "predict() a DataLoader or its config, or the Runner a test_dataloader."
+            )
+        loader = self._loader_of(run, loader, where)
+        if is_shuffled(loader):
+            raise ConfigError(
+                f"{where}: its sampler shuffles, so that predictions could not be told apart. "
+                "Predict with a sampler in order: sampler=dict(type='DefaultSampler', "
+                "shuffle=False), or DataLoader(..., shuffle=False)."
+            )
+        parts = (loader, getattr(loader, "batch_sampler", None))
+        if any(getattr(one, "drop_last", False) is True for one in parts):
+            raise ConfigError(
+                f"{where}.drop_last: True was given, which leaves out the last samples; all are "
+                "predicted. Set it to False."
+            )
+        test_cfg = self.given.get("test_cfg")
+        has_fp16 = isinstance(test_cfg, Mapping) and bool(test_cfg.get("fp16"))
+        return TestLoop(run, loader, evaluator, fp16=has_fp16)
 
     def build_training(self, run: Runner) -> None:
         """Build the parts of a training, in this order; assigned parts are used as they are."""

@@ -25,7 +25,7 @@ from ._logs import RunLogs, plain_config
 from ._model import build_model, wrap_model
 from ._optimizers import build_schedules, scale_rates
 from ._recipe import Recipe, build_evaluator_of, build_loader, built_by
-from ._running import evaluate, train
+from ._running import evaluate, predict, train
 from ._sharded import data_place
 from ._state import RunState, write_snapshot
 
@@ -187,6 +187,24 @@ class Runner:
     def test(self) -> dict[str, float]:
         """Test once, and return the metrics, equal on all processes."""
         return evaluate(self, "test")
+
+    def predict(self, loader: Any = None) -> Any:
+        """Predict every sample once, as ``test()`` does, without metrics; all processes call this.
+
+        Args:
+            loader: A ``DataLoader``, or its config, that does not shuffle; by default
+                ``test_dataloader``, which needs no ``test_evaluator`` for this.
+
+        Returns:
+            On the main process the predictions for the whole dataset in its order, on the CPU, in
+            the form that the model returns for a batch: tensors with a row for each sample, lists
+            with an entry for each, or a tuple or dict of these. On the others ``None``.
+
+        Raises:
+            ConfigError: If there is no loader, it shuffles or drops samples, or the predictions
+                have no entry for each sample.
+        """
+        return predict(self, loader)
 
     # Checkpoints; every process must call these.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mm_runner.checkpoint import first_line
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ConfigError, RunStopped
-from mm_runner.evaluator import Evaluator
+from mm_runner.evaluator import CollectPredictions, Evaluator
 from mm_runner.hooks import CheckpointHook
 from mm_runner.hooks._metrics import refuse_missing_metrics
 from mm_runner.loops import EndOfTrainingError, EpochBasedTrainLoop, IterBasedTrainLoop
@@ -107,6 +107,10 @@ def evaluate(run: Runner, phase: str) -> dict[str, float]:
     loop: Any = getattr(run, f"{phase}_loop")
     if loop is None:
         run.recipe.check_phase(phase, f"{phase}()")
+    return _evaluate(run, loop)
+
+
+def _evaluate(run: Runner, loop: Any) -> dict[str, float]:
     run.call_hook("before_run")
     run.load_or_resume()
     try:
@@ -116,6 +120,22 @@ def evaluate(run: Runner, phase: str) -> dict[str, float]:
         run.console.stop_progress()
     run.call_hook("after_run")
     return metrics
+
+
+def predict(run: Runner, loader: Any) -> Any:
+    """Predict every sample of ``loader``; return the predictions on the main process."""
+    collected = CollectPredictions()
+    loop = run.recipe.prediction_loop(run, loader, Evaluator(collected))
+    parts = vars(run)
+    own = parts.get("test_loop")
+    parts["test_loop"] = loop  # hooks read it
+    try:
+        _evaluate(run, loop)
+    finally:
+        loop.close()
+        parts.pop("test_loop")
+        parts.update({} if own is None else {"test_loop": own})
+    return collected.predictions
 
 
 @contextmanager

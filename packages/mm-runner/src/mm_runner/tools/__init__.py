@@ -1,4 +1,4 @@
-"""Tools beside the core: plan, trial runs, finders, conversion, crash bundles, and curves."""
+"""Tools beside the core: plan, trial runs, finders, export, conversion, crash bundles, curves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ._plot import plot_rates as plot_rates
     from ._plot import plot_runs as plot_runs
     from ._plot import read_scalars as read_scalars
+    from ._predictions import write_predictions as write_predictions
     from ._replay import replay_crash as replay_crash
     from ._verify_resume import verify_resume as verify_resume
 
@@ -30,6 +31,7 @@ _MODULES = {
     "read_scalars": "_plot",
     "replay_crash": "_replay",
     "verify_resume": "_verify_resume",
+    "write_predictions": "_predictions",
 }
 __all__ = [*_MODULES]  # noqa: PLE0604 - they are names
 

@@ -1,0 +1,65 @@
+"""``mm-runner predict``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from mm_runner.errors import ConfigError
+
+from ._configuration import add_config_arguments, load_config
+from ._training import check_writable, use_views
+
+
+def predict(parser: ArgumentParser) -> Callable[[Namespace], None]:
+    """Predict with a model.
+
+    Predict every sample of the test data with a checkpoint, and write the predictions in the order
+    of the dataset. Metrics are neither needed nor computed.
+    """
+    add_config_arguments(parser, switches=False)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="ends in .jsonl, .csv (a column for each number), .npz, .npy or .pt",
+    )
+    parser.add_argument(
+        "--data", choices=["test", "val"], default="test", help="whose dataloader (%(default)s)"
+    )
+    parser.add_argument(
+        "--tta",
+        action="store_true",
+        help="predict from several views of each sample: needs tta_model, and perhaps tta_pipeline",
+    )
+    return _run_predict
+
+
+def _run_predict(options: Namespace) -> None:
+    import mm_dist  # noqa: PLC0415 - imports torch, as do the next
+    from mm_runner._main_process import run_on_main  # noqa: PLC0415
+    from mm_runner.runner import Runner  # noqa: PLC0415
+    from mm_runner.tools._predictions import (  # noqa: PLC0415
+        FormatCheckHook,
+        check_predictions_format,
+        write_predictions,
+    )
+
+    out, where = Path(options.out), f"{options.data}_dataloader"
+    check_predictions_format(out)
+    check_writable(out)
+    cfg = load_config(options)
+    cfg.load_from, cfg.resume = options.checkpoint, False
+    if cfg.get(where) is None:
+        raise ConfigError(f"{where}: this key is missing; it gives the samples to predict.")
+    if options.tta:
+        use_views(cfg, where)
+    runner = Runner.from_cfg(cfg)
+    runner.register_hook(FormatCheckHook(out))
+    predictions = runner.predict(cfg[where])
+    run_on_main(lambda: write_predictions(predictions, out))
+    if mm_dist.is_main_process():
+        sys.stdout.write(f"{out}\n")
