@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._convert import convert_mmengine_checkpoint as convert_mmengine_checkpoint
     from ._crash import CrashBundleHook as CrashBundleHook
+    from ._export import export_model as export_model
     from ._fast_dev_run import fast_dev_run as fast_dev_run
     from ._find_batch_size import find_batch_size as find_batch_size
     from ._find_lr import find_learning_rate as find_learning_rate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CrashBundleHook": "_crash",
     "convert_mmengine_checkpoint": "_convert",
+    "export_model": "_export",
     "fast_dev_run": "_fast_dev_run",
     "find_batch_size": "_find_batch_size",
     "find_learning_rate": "_find_lr",
