@@ -10,7 +10,7 @@ from pathlib import Path
 from mm_runner.errors import ConfigError
 
 from ._configuration import add_config_arguments, load_config
-from ._training import check_writable, use_views
+from ._training import add_tta, check_writable, use_views
 
 _OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
 
@@ -22,36 +22,21 @@ def predict(parser: ArgumentParser) -> Callable[[Namespace], None]:
     of the dataset. Metrics are neither needed nor computed.
     """
     add_config_arguments(parser, switches=False)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
-    parser.add_argument(
-        "--out",
-        required=True,
-        metavar="FILE",
-        help="ends in .jsonl, .csv (a column for each number), .npz, .npy or .pt",
-    )
+    _add_files(parser, "ends in .jsonl, .csv (a column for each number), .npz, .npy or .pt")
     parser.add_argument(
         "--data", choices=["test", "val"], default="test", help="whose dataloader (%(default)s)"
     )
-    parser.add_argument(
-        "--tta",
-        action="store_true",
-        help="predict from several views of each sample: needs tta_model, and perhaps tta_pipeline",
-    )
+    add_tta(parser)
     return _run_predict
 
 
 def _run_predict(options: Namespace) -> None:
-    import mm_dist  # noqa: PLC0415 - imports torch, as do the next
-    from mm_runner._main_process import run_on_main  # noqa: PLC0415
+    from mm_runner._main_process import run_on_main  # noqa: PLC0415 - imports torch, as the next
     from mm_runner.runner import Runner  # noqa: PLC0415
-    from mm_runner.tools._predictions import (  # noqa: PLC0415
-        FormatCheckHook,
-        check_predictions_format,
-        write_predictions,
-    )
+    from mm_runner.tools import _predictions  # noqa: PLC0415
 
     out, where = Path(options.out), f"{options.data}_dataloader"
-    check_predictions_format(out)
+    _predictions.check_predictions_format(out)
     check_writable(out)
     cfg = load_config(options)
     cfg.load_from, cfg.resume = options.checkpoint, False
@@ -60,10 +45,10 @@ def _run_predict(options: Namespace) -> None:
     if options.tta:
         use_views(cfg, where)
     runner = Runner.from_cfg(cfg)
-    runner.register_hook(FormatCheckHook(out))
+    runner.register_hook(_predictions.FormatCheckHook(out))
     predictions = runner.predict(cfg[where])
-    run_on_main(lambda: write_predictions(predictions, out))
-    if mm_dist.is_main_process():
+    run_on_main(lambda: _predictions.write_predictions(predictions, out))
+    if predictions is not None:
         sys.stdout.write(f"{out}\n")
 
 
@@ -75,10 +60,7 @@ def export(parser: ArgumentParser) -> Callable[[Namespace], None]:
     batches of three sizes, before it appears.
     """
     add_config_arguments(parser, switches=False, launcher=False)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
-    parser.add_argument(
-        "--out", required=True, metavar="FILE", help="ends in .safetensors, .pt2 or .onnx"
-    )
+    _add_files(parser, "ends in .safetensors, .pt2 or .onnx")
     return _run_export
 
 
@@ -105,3 +87,8 @@ def _run_export(options: Namespace) -> None:
     batch = next(iter(runner.build_dataloader(given)))
     text = export_model(unwrap_model(runner.model).cpu(), out, batch)
     sys.stdout.write(f"{text}\n")
+
+
+def _add_files(parser: ArgumentParser, endings: str) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="where the weights are")
+    parser.add_argument("--out", required=True, metavar="FILE", help=endings)

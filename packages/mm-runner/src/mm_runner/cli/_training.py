@@ -80,12 +80,17 @@ def test(parser: ArgumentParser) -> Callable[[Namespace], None]:
         help="write the predictions there if it ends in .pkl, .pickle, .pth or .pt (see "
         "DumpResults), else the metrics, as JSON",
     )
+    add_tta(parser)
+    return _run_test
+
+
+def add_tta(parser: ArgumentParser) -> None:
+    """Add ``--tta``, for :func:`use_views`."""
     parser.add_argument(
         "--tta",
         action="store_true",
         help="predict from several views of each sample: needs tta_model, and perhaps tta_pipeline",
     )
-    return _run_test
 
 
 def _run_test(options: Namespace) -> None:

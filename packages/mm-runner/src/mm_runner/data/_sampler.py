@@ -15,8 +15,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 from typing_extensions import override
@@ -292,12 +290,9 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def is_shuffled(loader: Any) -> bool:
-    """Return whether ``loader`` has a sampler of ours, or of torch, that shuffles."""
-    kinds = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-    return any(
-        getattr(one, "shuffle", None) is True or isinstance(one, kinds)
-        for one in samplers_of(loader)
-    )
+    """Return whether a sampler of ``loader`` shuffles, as far as it says so."""
+    found = [one for one in samplers_of(loader) if one is not None]
+    return any(getattr(one, "shuffle", isinstance(one, RandomSampler)) is True for one in found)
 
 
 def is_endless(loader: Any) -> bool:

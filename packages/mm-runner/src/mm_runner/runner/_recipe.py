@@ -70,12 +70,10 @@ class Recipe:
         """Raise an error of type ``of`` about ``asked`` unless ``phase`` is configured."""
         if not self._phases[phase]:
             last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
-            names = (f"{phase}_dataloader", f"{phase}_cfg", last)
-            *others, final = [name for name in names if name not in self.given]
-            needed = f"{', '.join(others)} and {final}" if others else final
-            text = f"the Runner has no {phase} loop, as it got no {needed}"
-            remedy = ("it", "these two", "these three")[len(others)]
-            raise of(f"{asked}: {text}. Give {remedy}.")
+            raise of(
+                f"{asked}: the Runner has no {phase} loop, which needs {phase}_dataloader, "
+                f"{phase}_cfg and {last}. Give these three."
+            )
 
     def build_model(self, run: Runner) -> tuple[Any, Any]:
         """Build, initialise, compile and wrap the model; return it and its compile handle."""

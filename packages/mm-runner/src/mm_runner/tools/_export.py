@@ -19,22 +19,18 @@ from mm_runner.errors import ConfigError, TorchVersionError
 from mm_runner.model import Supervised, unwrap_model
 from mm_runner.model._steps import run_forward
 
-_LIBRARIES = {
-    ".safetensors": ("safetensors",),
-    ".pt2": (),
-    ".onnx": ("onnx", "onnxscript", "onnxruntime"),
-}
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+_LIBRARIES = {".safetensors": ("safetensors",), ".pt2": (), ".onnx": _ONNX}
 _TOLERANCE = 1e-4  # of the largest output, and of 1 at least
 
 
 def check_export_format(path: Path) -> None:
     """Raise unless the ending of ``path`` names a format, and what writes it is installed."""
-    suffix = path.suffix.lower()
+    suffix, version = path.suffix.lower(), torch.__version__
     if suffix not in _LIBRARIES:
         raise ConfigError(f"{path}: a path that ends in {', '.join(_LIBRARIES)} is needed.")
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if suffix != ".safetensors" and version < (2, 6):
-        raise TorchVersionError(f"{path}: {suffix} needs torch 2.6; this is {torch.__version__}.")
+    if suffix != ".safetensors" and tuple(map(int, version.split(".")[:2])) < (2, 6):
+        raise TorchVersionError(f"{path}: {suffix} needs torch 2.6; this is {version}.")
     missing = [name for name in _LIBRARIES[suffix] if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{path}: {', '.join(missing)} needed: pip install 'mm-runner[export]'.")
@@ -42,52 +38,47 @@ def check_export_format(path: Path) -> None:
 
 @torch.no_grad()
 def export_model(model: nn.Module, path: str | Path, batch: Any) -> str:
-    """Export a model, and compare what the file computes with what the model does.
+    """Export a model, compare what the file computes with what the model does, and describe it.
 
-    The model is called with the entries of a batch and ``mode="tensor"``, in evaluation mode and
-    after its data preprocessor, which is not exported; of a :class:`mm_runner.model.Supervised`
-    the module is.
+    The model is put into evaluation mode, and called with the entries of a batch and
+    ``mode="tensor"``, after its data preprocessor, which is not exported; of a
+    :class:`mm_runner.model.Supervised` the module is.
 
     Args:
         model: Wrapped or not, on the device that the file is for.
         path: The file, which appears when it is verified. ``.safetensors`` holds the weights;
             ``.pt2`` a program for ``torch.export.load``, and ``.onnx`` one for ONNX runtimes, both
             of any batch size, and with the inputs alone that the outputs depend on.
-        batch: As a loader gives it. Tensors, with a row for each sample, become inputs; anything
-            else is a constant.
-
-    Returns:
-        A few lines for the user: inputs, outputs, largest difference from the model.
+        batch: As a loader gives it. Its tensors, which have a row for each sample, become inputs;
+            anything else is a constant.
 
     Raises:
         ConfigError: If the file cannot be made, or differs from the model.
         TorchVersionError: If the format needs a newer torch.
 
     Example:
-        >>> export_model(runner.model, "model.onnx", next(iter(loader)))  # doctest: +SKIP
+        >>> print(export_model(model, "model.onnx", next(iter(loader))))  # doctest: +SKIP
     """
-    path, bare = Path(path), unwrap_model(model)
+    path, bare = Path(path), unwrap_model(model).eval()
     check_export_format(path)
-    modes = [(module, module.training) for module in bare.modules()]
-    bare.eval()
-    try:
-        preprocess: Any = getattr(bare, "data_preprocessor", None)
-        call = _Call(bare, preprocess(batch, False) if preprocess else batch)  # noqa: FBT003
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch about itself
-                exported = _WRITERS[path.suffix.lower()](call, Path(folder, path.name))
-            worst = max(_difference(call, exported, size, path) for size in call.sizes)
-            sizes = ", ".join(map(str, call.sizes))
-            text = f"verified with batches of {sizes}: largest difference {worst:.2g}"
-            text = f"{path}\n{call}\n{text}"
-            for file in Path(folder).iterdir():  # large ONNX weights lie beside the graph
-                file.replace(path.with_name(file.name))
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-    return text
+    preprocess: Any = getattr(bare, "data_preprocessor", None)
+    call = _Call(bare, preprocess(batch, False) if preprocess else batch)  # noqa: FBT003
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch about itself
+            exported = _WRITERS[path.suffix.lower()](call, Path(folder, path.name))
+        worst = max(_difference(call, exported, size, path) for size in call.sizes)
+        for file in Path(folder).iterdir():  # large ONNX weights lie beside the graph
+            file.replace(path.with_name(file.name))
+    inputs = zip(call.names, call.inputs(2), strict=True)
+    shapes = [
+        "; ".join(f"{name} {['batch', *one.shape[1:]]}".replace("'", "") for name, one in named)
+        for named in (inputs, _tensors_in(call.reference(2)))
+    ]
+    sizes = ", ".join(map(str, call.sizes))
+    verified = f"verified with batches of {sizes}: largest difference {worst:.2g}"
+    return f"{path}: {' -> '.join(shapes)}\n{verified}"
 
 
 class _Call(nn.Module):
@@ -114,65 +105,50 @@ class _Call(nn.Module):
                 "export: the batch has no tensor with a row for each sample; it holds "
                 f"{', '.join(map(repr, data)) or 'nothing'}. Set collate_fn='default_collate'."
             )
-        self._num_rows = len(data[self.names[0]])
-        size = max(self._num_rows, 2)  # torch.export would make a constant of 1
+        self.num_rows = len(data[self.names[0]])
+        size = max(self.num_rows, 2)  # torch.export would make a constant of 1
         self.sizes = (size, size + 1, 1)
 
     def forward(self, *inputs: Tensor) -> Any:
         given = dict(zip(self.names, inputs, strict=True))
-        return self._run({**self._rows(self.sizes[0]), **given})
+        return self._run({**self._resized(self.sizes[0]), **given})
 
     def reference(self, size: int) -> Any:
         """Return what the model computes for ``size`` samples."""
-        return self._run(self._rows(size))
+        return self._run(self._resized(size))
 
     def inputs(self, size: int) -> tuple[Tensor, ...]:
         """Return the arguments for ``size`` samples."""
-        data = self._rows(size)
+        data = self._resized(size)
         return tuple(data[name] for name in self.names)
 
     def _run(self, data: dict[str, Any]) -> Any:
-        arguments = data if self._is_mapping else [*data.values()]
-        outputs = run_forward(self.model, arguments, "tensor")
+        outputs = run_forward(self.model, data if self._is_mapping else [*data.values()], "tensor")
         return outputs if isinstance(outputs, Tensor) else dict(_tensors_in(outputs))
 
-    def has_rows(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.ndim > 0 and len(value) == self._num_rows
-
-    def _rows(self, size: int) -> dict[str, Any]:
-        rows = [index % self._num_rows for index in range(size)]
-        return {k: v[rows] if self.has_rows(v) else v for k, v in self._data.items()}
+    def _resized(self, size: int) -> dict[str, Any]:
+        rows = torch.arange(size) % self.num_rows
+        tensors = {name for name, one in self._data.items() if isinstance(one, Tensor) and one.ndim}
+        return {name: one[rows] if name in tensors else one for name, one in self._data.items()}
 
     def program(self) -> tuple[Any, Any]:
-        """Return the exported program, without arguments that it does not use, and its shapes."""
-        while True:
-            batch = torch.export.Dim("batch")
-            dims = [{0: batch} if self.has_rows(self._data[name]) else None for name in self.names]
-            shapes, inputs = {"inputs": tuple(dims)}, self.inputs(self.sizes[0])
-            try:
-                program = torch.export.export(self, inputs, dynamic_shapes=shapes, strict=False)
-            except Exception as error:
-                raise ConfigError(
-                    f"export: torch.export cannot trace {type(self.model).__name__} for any batch "
-                    f"size: {first_line(error)}"
-                ) from error
-            users = {node.name: node.users for node in program.graph.nodes}
-            found = zip(self.names, program.graph_signature.user_inputs, strict=True)
-            used = [name for name, placeholder in found if users[str(placeholder)]]
-            if len(used) == len(self.names):
-                return program, shapes
-            self.names = used
-
-    def __str__(self) -> str:
-        size = self.sizes[0]
-        inputs = zip(self.names, self.inputs(size), strict=True)
-        named = [("input", *one) for one in inputs]
-        named += [("output", *one) for one in _tensors_in(self.reference(size))]
-        return "\n".join(
-            f"{role:<7}{name}: {one.dtype}, "
-            f"(batch{''.join(f', {n}' for n in one.shape[1:])})".replace("torch.", "")
-            for role, name, one in named
-        )
+        """Return the exported program, and its shapes; drop arguments that it does not use."""
+        shapes = {"inputs": tuple({0: torch.export.Dim("batch")} for _ in self.names)}
+        inputs = self.inputs(self.sizes[0])
+        try:
+            program = torch.export.export(self, inputs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            raise ConfigError(
+                f"export: torch.export cannot trace {type(self.model).__name__} for any batch "
+                f"size: {first_line(error)}"
+            ) from error
+        users = {node.name: node.users for node in program.graph.nodes}
+        found = zip(self.names, program.graph_signature.user_inputs, strict=True)
+        used = [name for name, placeholder in found if users[str(placeholder)]]
+        if used == self.names:
+            return program, shapes
+        self.names = used
+        return self.program()
 
 
 def _inner(model: nn.Module) -> Any:
@@ -186,8 +162,7 @@ def _tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name or "output", value
     elif isinstance(value, (Mapping, list, tuple)):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, one in items:
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _tensors_in(one, f"{name}_{key}".lstrip("_"))
 
 
@@ -204,7 +179,7 @@ def _write_weights(call: _Call, path: Path) -> Callable[..., Any]:
     for one in _inner(loaded.model).state_dict().values():
         one.fill_(float("nan") if one.is_floating_point() else 0)
     load_model(_inner(loaded.model), str(path))
-    return lambda *inputs: loaded.reference(len(inputs[0]))
+    return loaded
 
 
 def _write_program(call: _Call, path: Path) -> Callable[..., Any]:
@@ -216,7 +191,7 @@ def _write_onnx(call: _Call, path: Path) -> Callable[..., Any]:
     import onnxruntime  # noqa: PLC0415 - an extra
 
     program, shapes = call.program()
-    names = [name for name, _ in _tensors_in(call.reference(call.sizes[0]))]
+    names = [name for name, _ in _tensors_in(call.reference(2))]
     options = {"input_names": call.names, "output_names": names, "dynamic_shapes": shapes}
     try:
         exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **options)
@@ -236,22 +211,17 @@ _WRITERS = {".safetensors": _write_weights, ".pt2": _write_program, ".onnx": _wr
 
 
 def _difference(call: _Call, exported: Callable[..., Any], size: int, path: Path) -> float:
-    """Return the largest difference between the file and the model for ``size`` samples.
-
-    Raises:
-        ConfigError: If it is too large.
-    """
+    """Return the largest difference between the file and the model; raise if it is too large."""
     worst, found = 0.0, [one for _, one in _tensors_in(exported(*call.inputs(size)))]
-    expected = _tensors_in(call.reference(size))
-    for (name, right), other in zip(expected, found, strict=True):
-        a, b = right.double().cpu(), other.double().cpu()
-        limit = _TOLERANCE * max([1.0, *a[a.isfinite()].abs().flatten().tolist()])
-        gap = (a - b).nan_to_num().abs().max().item() if a.shape == b.shape else float("inf")
-        if gap == float("inf") or not torch.allclose(a, b, rtol=0, atol=limit, equal_nan=True):
+    for (name, one), other in zip(_tensors_in(call.reference(size)), found, strict=True):
+        a, b = one.double().cpu(), other.double().cpu()
+        limit = _TOLERANCE * max(1.0, a.nan_to_num(posinf=0, neginf=0).abs().max().item())
+        try:
+            torch.testing.assert_close(b, a, rtol=0, atol=limit, equal_nan=True)
+        except AssertionError as error:
             raise ConfigError(
-                f"{path}: with a batch of {size} its {name} differs from the model's by {gap:.2g}, "
-                f"more than {limit:.2g}; nothing was written. Does forward draw random numbers, or "
-                "depend on values or the batch size outside of tensors?"
-            )
-        worst = max(worst, gap)
+                f"{path}: with a batch of {size}, {name} is not the model's; nothing was written. "
+                f"Does forward draw random numbers, or read values? {error}"
+            ) from error
+        worst = max(worst, (a - b).nan_to_num().abs().max().item())
     return worst

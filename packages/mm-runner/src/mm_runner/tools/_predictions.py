@@ -7,9 +7,10 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +22,14 @@ from mm_runner.evaluator import PREDICTION_SUFFIXES, join, on_host, save_predict
 from mm_runner.evaluator._predictions import size_of
 from mm_runner.hooks import Hook
 
-if TYPE_CHECKING:
-    from mm_runner.run_view import RunView
-
-# Names of what ``forward(mode="predict")`` returns, where it returns no names.
 _PAIR = ("prediction", "target")
 
 
 def write_predictions(predictions: Any, path: str | Path) -> None:
     """Write predictions to a file, which appears when it is whole.
 
-    Of a tensor or list alone the name is ``prediction``; the parts of a pair are ``prediction``
-    and ``target``, those of another tuple ``prediction_0`` and so on.
+    A tensor or list alone is called ``prediction``; the parts of a pair are ``prediction`` and
+    ``target``, those of another tuple ``0``, ``1`` and so on.
 
     Args:
         predictions: As :meth:`mm_runner.Runner.predict` returns them.
@@ -44,25 +41,18 @@ def write_predictions(predictions: Any, path: str | Path) -> None:
     Raises:
         ConfigError: If the ending is another one, or the predictions do not fit the format.
         PredictionsError: If the file cannot be written.
-
-    Example:
-        >>> write_predictions((torch.eye(2), torch.tensor([0, 1])), "out.csv")  # doctest: +SKIP
     """
     path = Path(path)
     check_predictions_format(path)
-    predictions = on_host(predictions)
-    size_of(predictions)  # raises where parts have different numbers of samples
-    if path.suffix.lower() in PREDICTION_SUFFIXES:
+    predictions, write = on_host(predictions), _FORMATS.get(path.suffix.lower())
+    size_of(predictions)  # raises where the parts do not fit together
+    if write is None:
         save_predictions(predictions, path)
         return
-    write = _FORMATS[path.suffix.lower()]
     try:
-        write_atomically(path, lambda file: write(predictions, file))
+        write_atomically(path, lambda file: write(_named(predictions), file))
     except CheckpointError as error:
-        raise PredictionsError(
-            f"The predictions could not be written to {path}: {error.__cause__ or error}. Free "
-            "space, or give a path that can be written."
-        ) from error
+        raise PredictionsError(f"{path} could not be written: {error.__cause__}.") from error
 
 
 def check_predictions_format(path: Path) -> None:
@@ -70,102 +60,104 @@ def check_predictions_format(path: Path) -> None:
     suffix, known = path.suffix.lower(), [*_FORMATS, *PREDICTION_SUFFIXES]
     if suffix not in known:
         raise ConfigError(f"{path}: a path that ends in {', '.join(known)} is needed.")
-    if suffix in (".npz", ".npy"):
-        try:
-            import numpy  # noqa: F401, ICN001, PLC0415 - no requirement of ours
-        except ImportError as error:
-            raise ConfigError(f"{path}: {suffix} needs NumPy: pip install numpy.") from error
+    if suffix in (".npz", ".npy") and find_spec("numpy") is None:
+        raise ConfigError(f"{path}: {suffix} needs NumPy: pip install numpy.")
 
 
 class FormatCheckHook(Hook):
     """Raise after the first batch if its predictions do not fit the format of ``path``."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._write = _FORMATS.get(path.suffix.lower())
 
     @override
     def after_test_iter(
-        self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        write = _FORMATS.get(self.path.suffix.lower())
-        if batch_idx == 0 and write is not None:
-            write(on_host(outputs), io.BytesIO())
-
-
-def _write_lines(predictions: Any, file: Any) -> None:
-    named = _named(predictions)
-    for sample in split(named):
-        only = sample.get("prediction")
-        record = only if len(sample) == 1 and isinstance(only, dict) else sample
-        file.write(f"{json.dumps(_as_json(record), ensure_ascii=False)}\n".encode())
-
-
-def _write_table(predictions: Any, file: Any) -> None:
-    columns: dict[str, list[Any]] = {}
-    for name, part in _parts(_named(predictions)):
-        if not isinstance(part, Tensor):
-            columns[name] = part
-            continue
-        indices = product(*map(range, part.shape[1:]))
-        names = ["_".join([name, *map(str, index)]) for index in indices]
-        columns.update(zip(names, part.reshape(len(part), -1).T.tolist(), strict=True))
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    text.detach()
-
-
-def _write_arrays(predictions: Any, file: Any) -> None:
-    import numpy as np  # noqa: PLC0415 - as above
-
-    np.savez(file, **{name: _array(part) for name, part in _parts(_named(predictions))})
-
-
-def _write_array(predictions: Any, file: Any) -> None:
-    import numpy as np  # noqa: PLC0415 - as above
-
-    parts = dict(_parts(_named(predictions)))
-    if len(parts) != 1:
-        raise ConfigError(
-            f".npy holds one array; the model predicts {', '.join(parts)}. Give .npz instead."
-        )
-    (part,) = parts.values()
-    np.save(file, _array(part), allow_pickle=False)
-
-
-_FORMATS: dict[str, Callable[[Any, Any], None]] = {
-    ".jsonl": _write_lines,
-    ".csv": _write_table,
-    ".npz": _write_arrays,
-    ".npy": _write_array,
-}
+        if batch_idx == 0 and self._write is not None:
+            self._write(_named(on_host(outputs)), io.BytesIO())
 
 
 def _named(predictions: Any) -> dict[str, Any]:
-    if isinstance(predictions, list):
-        predictions = _regrouped(predictions)
-    if isinstance(predictions, Mapping):
-        return dict(predictions)
-    if not isinstance(predictions, tuple):
-        return {"prediction": predictions}
-    names = [f"prediction_{index}" for index in range(len(predictions))]
-    return dict(zip(_PAIR if len(predictions) == 2 else names, predictions, strict=True))
+    """Return the parts of predictions by name."""
+    found = _regrouped(predictions)
+    if isinstance(found, tuple):
+        names = _PAIR if len(found) == len(_PAIR) else map(str, range(len(found)))
+        found = dict(zip(names, found, strict=True))
+    return found if isinstance(found, dict) else {"prediction": found}
 
 
-def _parts(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _regrouped(samples: Any) -> Any:
+    """Return dicts with the same keys as a dict of lists, and tensors of one shape as rows."""
+    if not isinstance(samples, list):
+        return samples
+    if all(isinstance(one, dict) and one.keys() == samples[0].keys() for one in samples):
+        return {key: [one[key] for one in samples] for key in samples[0]}
+    return join(samples, "rows" if all(isinstance(one, Tensor) for one in samples) else "list")
+
+
+def _write_lines(parts: dict[str, Any], file: Any) -> None:
+    for sample in split(parts):
+        only = sample.get("prediction") if len(sample) == 1 else None
+        record = _as_json(only if isinstance(only, dict) else sample)
+        file.write(f"{json.dumps(record, ensure_ascii=False)}\n".encode())
+
+
+def _as_json(value: Any) -> Any:
+    """Return what JSON can hold: tensors as lists, and ``None`` for NaN and infinity."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(value, dict):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_table(parts: dict[str, Any], file: Any) -> None:
+    columns: dict[str, list[Any]] = {}
+    for name, part in _flat(parts):
+        if isinstance(part, Tensor):
+            indices = product(*map(range, part.shape[1:]))
+            names = ["_".join([name, *map(str, index)]) for index in indices]
+            columns.update(zip(names, part.reshape(len(part), -1).T.tolist(), strict=True))
+        else:
+            columns[name] = part
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([columns, *zip(*columns.values(), strict=True)])
+    file.write(text.getvalue().encode())
+
+
+def _write_arrays(parts: dict[str, Any], file: Any) -> None:
+    import numpy as np  # noqa: PLC0415 - no requirement of ours
+
+    np.savez(file, **{name: _array(part) for name, part in _flat(parts)})
+
+
+def _write_array(parts: dict[str, Any], file: Any) -> None:
+    import numpy as np  # noqa: PLC0415 - as above
+
+    found = dict(_flat(parts))
+    if len(found) != 1:
+        raise ConfigError(f".npy holds one array; there are {', '.join(found)}. Give .npz instead.")
+    np.save(file, *map(_array, found.values()))
+
+
+def _array(part: Any) -> Any:
+    if isinstance(part, Tensor) and part.dtype is torch.bfloat16:  # which NumPy has not
+        return part.float()
+    return part
+
+
+def _flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield tensors with a row for each sample, and lists of numbers or texts, by their names.
 
     Raises:
         ConfigError: If a part is anything else.
     """
-    if isinstance(part, list):
-        part = _regrouped(part)
-    elif isinstance(part, tuple):
-        part = dict(enumerate(part))
-    if isinstance(part, Mapping):
-        for key, value in part.items():
-            yield from _parts(value, f"{name}.{key}" if name else str(key))
+    part = _regrouped(part)
+    if isinstance(part, (Mapping, tuple)):
+        for key, one in part.items() if isinstance(part, Mapping) else enumerate(part):
+            yield from _flat(one, f"{name}.{key}" if name else str(key))
     elif isinstance(part, Tensor) or all(isinstance(x, (int, float, str)) for x in part or ()):
         yield from [] if part is None else [(name, part)]
     else:
@@ -175,27 +167,9 @@ def _parts(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         )
 
 
-def _regrouped(samples: list[Any]) -> Any:
-    """Return dicts with the same keys as a dict of lists, and tensors of one shape as rows."""
-    if all(isinstance(one, dict) and one.keys() == samples[0].keys() for one in samples):
-        return {key: [one[key] for one in samples] for key in samples[0]}
-    return join(samples, "rows" if all(isinstance(one, Tensor) for one in samples) else "list")
-
-
-def _array(part: Any) -> Any:
-    import numpy as np  # noqa: PLC0415 - as above
-
-    if isinstance(part, Tensor):  # NumPy has no bfloat16
-        return (part.float() if part.dtype is torch.bfloat16 else part).numpy()
-    return np.asarray(part)
-
-
-def _as_json(value: Any) -> Any:
-    """Return what JSON can hold: tensors as lists, and ``None`` for NaN and infinity."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+_FORMATS: dict[str, Callable[[dict[str, Any], Any], None]] = {
+    ".jsonl": _write_lines,
+    ".csv": _write_table,
+    ".npz": _write_arrays,
+    ".npy": _write_array,
+}
