@@ -167,14 +167,14 @@ def _tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _write_weights(call: _Call, path: Path) -> Callable[..., Any]:
-    from safetensors.torch import load_model, save_file  # noqa: PLC0415 - an extra
+    from safetensors.torch import load_model, save  # noqa: PLC0415 - an extra
 
     weights: dict[Any, tuple[str, Tensor]] = {}
     for name, one in _inner(call.model).state_dict().items():
         # The first name of a shared tensor is kept, as Hugging Face's libraries do.
         key = (one.data_ptr(), one.shape, one.stride(), one.dtype) if one.numel() else name
         weights.setdefault(key, (name, one.detach().cpu().clone().contiguous()))
-    save_file(dict(weights.values()), path, metadata={"format": "pt"})
+    path.write_bytes(save(dict(weights.values()), metadata={"format": "pt"}))
     loaded = copy.deepcopy(call)
     for one in _inner(loaded.model).state_dict().values():
         one.fill_(float("nan") if one.is_floating_point() else 0)
