@@ -3,6 +3,8 @@
 import csv
 import json
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +14,12 @@ from toy import Blobs, Classifier, loader_cfg, weights_of
 
 from mm_runner import ConfigError
 from mm_runner.cli import main
-from mm_runner.errors import PredictionsError
+from mm_runner.errors import PredictionsError, TorchVersionError
 from mm_runner.evaluator import load_predictions
 from mm_runner.hooks import EMAHook
 from mm_runner.model import BaseModel
 from mm_runner.tools import write_predictions
+from mm_runner.tools._export import check_export_format
 
 DATA = {"test_dataloader": loader_cfg(size=7)}
 
@@ -239,3 +242,22 @@ def test_the_command_refuses_early(run_folder, capsys, arguments, message):
     assert main(["predict", "run.yaml", "weights.pth", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert set(run_folder.iterdir()) - before <= {run_folder / "work_dirs"}
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        ("model.pth", ConfigError, r"ends in \.safetensors, \.pt2, \.onnx is needed"),
+        ("model.pt2", TorchVersionError, r"\.pt2 needs torch 2\.6; this is"),
+        ("model.onnx", ConfigError, r"needed: pip install 'mm-runner\[export\]'"),
+    ],
+    ids=["ending", "torch", "extra"],
+)
+def test_an_export_that_is_not_possible_is_refused_before_the_model_is_built(out, error, message):
+    has_export = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+    if out == "model.pt2" and has_export:
+        pytest.skip("this torch exports")
+    if out == "model.onnx" and (not has_export or find_spec("onnx") is not None):
+        pytest.skip("the extra is installed, or torch is too old for it")
+    with pytest.raises(error, match=message):
+        check_export_format(Path(out))
