@@ -152,7 +152,7 @@ def tests(session: nox.Session, package: str, torch: str) -> None:
     sources = [str(package_dir(name)) for name in [*siblings_of(package), package]]
     if package == "mm-runner" and torch == DEFAULT_TORCH:
         # Without them the tests of the extras, and of torchdata's loader, are passed over.
-        sources[-1] += "[plot,tensorboard,torchmetrics,wandb]"
+        sources[-1] += "[plot,tensorboard,metrics,wandb]"
         sources.append("torchdata==0.11.0")
     install_over_torch(session, torch, *sources, *test_requirements(package))
     session.chdir(package_dir(package))

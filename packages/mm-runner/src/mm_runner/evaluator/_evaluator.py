@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import mm_dist
+from mm_runner._main_process import run_on_main
 from mm_runner.data import pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import EVALUATOR, METRICS, adopt, build_from_cfg, short_repr
@@ -189,13 +191,21 @@ def is_torch_metric(value: Any) -> bool:
 class _TorchMetric:
     """Feeds a metric of torchmetrics with what ``forward(mode='predict')`` returns.
 
-    That is ``(preds, target)``, or a dict of the arguments of its ``update``. Over the processes it
-    gathers its state itself. A single value is reported by the name of the class in lower case:
-    ``multiclass_accuracy``.
+    That is a tuple, often ``(preds, target)``, or a dict of arguments of its ``update``. The main
+    process merges the states of all and computes: torchmetrics' own synchronisation waits forever
+    where the processes hold lists of different lengths. A single value is reported by the name of
+    the class in lower case: ``multiclass_accuracy``.
     """
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
+        kind = sys.modules["torchmetrics"].Metric
+        self._parts: list[Any] = [one for one in metric.modules() if isinstance(one, kind)]
+        for part in self._parts:
+            part.distributed_available_fn = _never
+        parameters = inspect.signature(metric.update).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        self._names = None if takes_any else parameters.keys()
         self.dataset_meta: Any = None
         self._num_samples = 0
         # The newest batch waits: it may hold samples that only fill up the process's share.
@@ -206,11 +216,12 @@ class _TorchMetric:
         self._num_samples, self._newest = 0, None
 
     def process(self, data_batch: Any, data_samples: Any) -> None:  # noqa: ARG002 - as of a metric
-        is_pair = isinstance(data_samples, (list, tuple)) and len(data_samples) == 2
-        if not (is_pair or isinstance(data_samples, Mapping)):
+        is_pair = isinstance(data_samples, list) and len(data_samples) == 2
+        if not (is_pair or isinstance(data_samples, (tuple, Mapping))):
             raise ConfigError(
-                f"{type(self.metric).__name__} takes (preds, target), or a dict of what its "
-                f"update() takes, from forward(mode='predict'), got {short_repr(data_samples)}."
+                f"{type(self.metric).__name__} takes (preds, target), or another tuple or a dict "
+                "of what its update() takes, from forward(mode='predict'), got "
+                f"{short_repr(data_samples)}."
             )
         self._update()
         self._newest = tuple(data_samples) if is_pair else data_samples
@@ -223,14 +234,19 @@ class _TorchMetric:
             having = [one for one, number in shares.items() if number]
             share = len(range(having.index(rank), size, len(having)))
         self._update(leave_out=max(self._num_samples - share, 0))
-        # Equal as its own synchronisation makes it, or, where that is switched off, the main one's.
+        gathered: list[Any] = []
+        if mm_dist.get_world_size() > 1:
+            gathered = mm_dist.gather_object([_state_of(part) for part in self._parts]) or []
+        results: dict[str, Any] = run_on_main(lambda: self._compute(gathered))
+        self.reset()
+        return results
+
+    def _compute(self, gathered: list[Any]) -> dict[str, Any]:
+        for part, states in zip(self._parts, zip(*gathered)):  # noqa: B905 - none of one process
+            _restore(part, states)
         values = self.metric.compute()
         name = _WORDS.sub("_", type(self.metric).__name__).lower()
-        named = values if isinstance(values, Mapping) else {name: values}
-        results = [{str(k): v.tolist() if isinstance(v, Tensor) else v for k, v in named.items()}]
-        mm_dist.broadcast_object_list(results)
-        self.reset()
-        return results[0]
+        return dict(_flat(values if isinstance(values, Mapping) else {name: values}))
 
     def _update(self, leave_out: int = 0) -> None:
         newest, self._newest = self._newest, None
@@ -238,8 +254,57 @@ class _TorchMetric:
             newest = select(newest, slice(max(size_of(newest) - leave_out, 0)))
         if newest is None or not size_of(newest):
             return
-        positional, named = ((), newest) if isinstance(newest, Mapping) else (newest, {})
-        for value in (*positional, *named.values()):
-            if isinstance(value, Tensor):
-                self.metric.to(value.device)
-        self.metric.update(*positional, **named)
+        devices: list[Any] = []
+        _map_tensors(newest, lambda one: devices.append(one.device))
+        if devices:
+            self.metric.to(devices[0])
+        if not isinstance(newest, Mapping):
+            self.metric.update(*newest)
+        else:  # it may hold arguments of other metrics
+            names = self._names or newest
+            self.metric.update(**{key: newest[key] for key in newest if key in names})
+
+
+def _never() -> bool:
+    return False
+
+
+def _state_of(part: Any) -> tuple[int, dict[str, Any]]:
+    """Return how often a metric was updated, and its state, of which nothing is a view."""
+    state = {name: getattr(part, name) for name in part._reductions}  # noqa: SLF001 - not public
+    return part.update_count, _map_tensors(state, lambda one: one.detach().to("cpu", copy=True))
+
+
+def _restore(part: Any, states: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Merge the states of all processes that have updated a metric, each as it asks for."""
+    updated = [state for count, state in states if count]
+    part._update_count = sum(count for count, _ in states)  # noqa: SLF001 - or it warns
+    for name, reduction in part._reductions.items() if updated else ():  # noqa: SLF001
+        merged: Any = [state[name] for state in updated]
+        if isinstance(merged[0], list):  # which one process does not reduce either
+            merged = [one for state in merged for one in state]
+        else:
+            merged = torch.stack(merged) if len(merged) > 1 else merged[0]
+            if reduction is not None and len(updated) > 1:
+                merged = reduction(merged)
+        setattr(part, name, _map_tensors(merged, lambda one: one.to(part.device)))
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names with numbers, or lists of them."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", _map_tensors(value, Tensor.tolist)
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return nested tuples, lists and dicts with the results of ``function`` for tensors."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(one, function) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(one, function) for one in value)
+    return value
