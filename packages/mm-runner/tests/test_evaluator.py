@@ -268,3 +268,18 @@ def test_a_collection_reports_each_of_its_metrics(make_runner):
     metrics = make_runner(val_evaluator=torchmetrics.MetricCollection(both)).val()
     assert metrics.keys() == both.keys()
     assert len(metrics["each"]) == 3
+
+
+def test_a_metric_of_torchmetrics_takes_what_its_update_does():
+    torchmetrics = pytest.importorskip("torchmetrics", exc_type=ImportError)
+    evaluator = Evaluator([torchmetrics.MeanMetric(), torchmetrics.MeanSquaredError()])
+    values = torch.tensor([1.0, 2.0, 6.0])
+    for rows in (slice(0, 2), slice(2, 4)):
+        given = {"value": values[rows], "preds": values[rows], "target": values[rows] + 2}
+        evaluator.process({**given, "of_another": values[rows]})
+    assert evaluator.evaluate(3) == {"mean_metric": 3.0, "mean_squared_error": 4.0}
+    evaluator = Evaluator(torchmetrics.MeanMetric())
+    evaluator.process((values,))
+    assert evaluator.evaluate(3) == {"mean_metric": 3.0}
+    with pytest.raises(ConfigError, match=r"MeanMetric takes .* a dict of what its .* got tensor"):
+        evaluator.process(values)

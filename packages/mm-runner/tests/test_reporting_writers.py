@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from toy import NO_VALIDATION, runner_arguments
 
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
+from mm_runner.errors import RunStopped
+from mm_runner.hooks import Hook
 from mm_runner.reporting import (
     JsonLinesWriter,
     writer_configs,
@@ -34,6 +38,16 @@ class Collects:
 
     def close(self):
         self.is_closed = True
+
+
+class Follows(Collects):
+    """Notes what it is told of the training."""
+
+    def resume(self):
+        self.records.append("resume")
+
+    def end(self, status):
+        self.records.append(status)
 
 
 class Breaks:
@@ -61,10 +75,12 @@ def test_mmengines_names_and_plain_names_give_the_same_writers():
         {"type": "LocalVisBackend"},
         {"type": "TensorboardVisBackend"},
         {"type": "WandbVisBackend", "init_kwargs": {"project": "p"}},
+        {"type": "MLflowVisBackend", "exp_name": "e"},
     ]
     assert writer_configs({"type": "DetLocalVisualizer", "vis_backends": backends}, None) == {
         "visualizer.vis_backends[1]": {"type": "TensorBoardWriter"},
         "visualizer.vis_backends[2]": {"type": "WandbWriter", "init_kwargs": {"project": "p"}},
+        "visualizer.vis_backends[3]": {"type": "MLflowWriter", "exp_name": "e"},
     }
     mine = Breaks()
     assert writer_configs(
@@ -88,9 +104,9 @@ def test_mmengines_names_and_plain_names_give_the_same_writers():
         ({"cfg": {"log_writers": [5]}}, ConfigError, r"^log_writers\[0\]: .* got 5"),
         ({"cfg": {"log_writers": [{"typ": "X"}]}}, ConfigError, r"log_writers\[0\]: .*'type'"),
         (
-            {"visualizer": {"vis_backends": [{"type": "MLflowVisBackend"}]}},
+            {"visualizer": {"vis_backends": [{"type": "ClearMLVisBackend"}]}},
             ComponentNotFoundError,
-            r"visualizer\.vis_backends\[0\]\.type: No .* 'MLflowVisBackend'; .* WandbWriter",
+            r"visualizer\.vis_backends\[0\]\.type: No .* 'ClearMLVisBackend'; .* WandbWriter",
         ),
         (
             {"cfg": {"log_writers": [{"type": "WandbWriter", "projekt": "p"}]}},
@@ -114,6 +130,7 @@ def test_a_wrong_writer_ends_in_a_message_before_anything_is_built(
     [
         ("TensorBoardWriter", "torch.utils.tensorboard", "tensorboard"),
         ("WandbWriter", "wandb", "wandb"),
+        ("MLflowWriter", "mlflow", "mlflow"),
     ],
 )
 def test_a_missing_extra_is_named_at_construction(make_runner, monkeypatch, writer, module, extra):
@@ -153,6 +170,37 @@ def test_a_writer_of_ones_own_gets_every_record(make_runner):
     del runner
     gc.collect()
     assert writer.is_closed
+
+
+class EndsAfterAnEpoch(Hook):
+    """Ends a training as an error, or as a scheduler does."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def before_train_epoch(self, runner):
+        if runner.epoch == 1 and self.how == "failed":
+            raise RuntimeError("as asked for")
+        if runner.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("status", "error"), [("failed", RuntimeError), ("killed", RunStopped)])
+def test_writers_learn_how_a_training_ends_and_that_it_resumes(
+    make_runner, handlers, status, error
+):
+    del handlers
+    cfg = {"log_writers": [{"type": Follows}]}
+    Collects.made.clear()
+    runner = make_runner(cfg=cfg, custom_hooks=[EndsAfterAnEpoch(status)])
+    with pytest.raises(error):
+        runner.train()
+    make_runner(cfg=cfg, resume=True).train()
+    first, second = (writer.records for writer in Collects.made)
+    assert first[-1] == status
+    assert "resume" not in first
+    assert second[0] == "resume"
+    assert second[-1] == "finished"
 
 
 def test_an_advertised_writer_is_found_by_name(make_runner, install_plugin):

@@ -3,6 +3,7 @@
 from ._console import RunConsole, as_clock, close_logger, current_logger, open_logger
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub, as_numbers
+from ._mlflow import MLflowWriter
 from ._wandb import WandbWriter
 from ._writers import (
     GuardedWriter,
@@ -17,6 +18,7 @@ __all__ = [
     "JsonLinesWriter",
     "LogProcessor",
     "LogWriter",
+    "MLflowWriter",
     "MessageHub",
     "RunConsole",
     "TensorBoardWriter",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from mm_runner.errors import ConfigError
 _POSITION = ("mode", "epoch", "step", "axis")
 _MMENGINES_NAMES = {
     "LocalVisBackend": "JsonLinesWriter",
+    "MLflowVisBackend": "MLflowWriter",
     "TensorboardVisBackend": "TensorBoardWriter",
     "WandbVisBackend": "WandbWriter",
 }
@@ -25,7 +27,9 @@ class LogWriter(Protocol):
     It is given ``log_dir``, the existing directory of the run's log files (a ``Path``), where
     ``config.yaml`` is the resolved configuration, besides the arguments. Training waits for its
     calls; an exception is logged once and ends nothing.
-    ``close()``, if there is one, is called at the end, and for ``runner.visualizer``
+    These are called where there are any: ``resume()`` before the first record of a training that
+    resumes; ``end(status)`` after a training that has ``"finished"``, ``"failed"`` or was
+    ``"killed"``, to be resumed; ``close()`` with the Runner; and for ``runner.visualizer``
     ``add_image(name, image, step)`` and ``add_config(config)``.
     """
 
@@ -149,6 +153,13 @@ class TensorBoardWriter:
     def _add_config(self, text: str) -> None:
         indented = text.replace("\n", "\n    ")
         self._events.add_text("config", f"    {indented}", 0)
+
+
+def newest_run_id(work_dir: Path, name: str) -> str | None:
+    """Return a tracker's id of the newest run in ``work_dir``: its log directory keeps it."""
+    kept = max(work_dir.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime, default=None)
+    found = kept.read_text(encoding="utf-8").strip() if kept is not None else ""
+    return found if re.fullmatch(r"[\w-]{1,64}", found) else None
 
 
 def named_scalars(record: Mapping[str, Any]) -> dict[str, float]:

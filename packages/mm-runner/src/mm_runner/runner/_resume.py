@@ -156,6 +156,7 @@ def load_or_resume(runner: Runner) -> None:
         runner.logger.info(f"Resuming from {start.path}.")
         weights = own_names(unwrap_model(runner.model), content["state_dict"])
         content["state_dict"] = weights
+        runner.logs.give("resume")
         runner.call_hook("after_load_checkpoint", checkpoint=content)
         runner.state.restore(content, leave_out=start.leave_out)
         runner.logger.info(f"Resumed after epoch {runner.epoch}, step {runner.iter}.")

@@ -147,11 +147,12 @@ def _cleaning_up(run: Runner) -> Iterator[None]:
     """
     acts: list[Callable[[], object]] = []
     failures: list[Exception] = []
-    is_whole = False
+    status = "killed"  # by what is no error: a stop that has saved, Ctrl-C
     try:
         yield
-        is_whole = True
+        status = "finished"
     except Exception as error:
+        status = "failed"
         acts += [partial(hook.on_exception, run, error) for hook in run.hooks]
         raise
     finally:
@@ -163,6 +164,7 @@ def _cleaning_up(run: Runner) -> Iterator[None]:
         ]
         acts += [partial(hook.clean_up, run) for hook in run.hooks]
         acts += [one.close for one in closed if hasattr(one, "close")]
+        acts.append(partial(run.logs.give, "end", status))
         acts.append(run.console.stop_progress)  # last: the bar must not draw over a traceback
         for act in acts:
             try:
@@ -170,7 +172,7 @@ def _cleaning_up(run: Runner) -> Iterator[None]:
             except Exception as error:  # a hook of the user's may raise anything
                 failures.append(error)
                 run.logger.exception("Cleaning up after the training failed; the rest was done.")
-        if is_whole and failures:
+        if status == "finished" and failures:
             raise failures[0]
 
 
