@@ -8,6 +8,8 @@ Name                                                Without it
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
 ``Tensor._version``                                 No change in place is noticed
+``torch.utils.data._utils.worker._worker_info``     Sources of a stream that split by worker are
+                                                    refused when they end too early
 ``lr_scheduler._LRScheduler`` (torch 1.13)          Only newer torch has ``LRScheduler``
 ==================================================  =============================================
 """
@@ -15,9 +17,11 @@ Name                                                Without it
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.data
 from torch import Tensor
 from torch.optim import lr_scheduler
 from typing_extensions import override
@@ -25,6 +29,7 @@ from typing_extensions import override
 from mm_runner.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
@@ -87,6 +92,21 @@ def stop_workers(batches: Any, loader: Any = None) -> None:
             shut_down()
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # noqa: SLF001
+
+
+@contextmanager
+def hidden_worker() -> Iterator[None]:
+    """Let ``get_worker_info`` return ``None``, as in the main process."""
+    worker: Any = getattr(torch.utils.data._utils, "worker", None)  # noqa: SLF001
+    info = getattr(worker, "_worker_info", None)
+    if info is None:
+        yield
+        return
+    worker._worker_info = None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        worker._worker_info = info  # noqa: SLF001
 
 
 def version_of(tensor: Tensor) -> int:

@@ -4,6 +4,7 @@ from ._batches import as_channels_last, default_collate, map_tensors, pseudo_col
 from ._dataloader import build_dataloader, ignore_stop_signals, num_batches
 from ._datasets import ClassBalancedDataset, ConcatDataset, RepeatDataset, check_dataset
 from ._feed import BatchFeed, DataPosition, failing_sample
+from ._mds import MDSStream
 from ._sampler import (
     DataSettings,
     DefaultSampler,
@@ -14,6 +15,8 @@ from ._sampler import (
     is_endless,
     is_shuffled,
 )
+from ._stream import StreamDataset, StreamSampler
+from ._tars import TarStream
 
 __all__ = [
     "BatchFeed",
@@ -23,8 +26,12 @@ __all__ = [
     "DataSettings",
     "DefaultSampler",
     "InfiniteSampler",
+    "MDSStream",
     "RepeatDataset",
     "SeekableBatchSampler",
+    "StreamDataset",
+    "StreamSampler",
+    "TarStream",
     "announce_epoch",
     "as_channels_last",
     "batch_seed",

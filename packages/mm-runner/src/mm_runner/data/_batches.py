@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence  # a tuple, of which a part must not be moved
 from torch.utils.data import default_collate as torch_collate
+
+from mm_runner.registry import FUNCTIONS, build_from_cfg
 
 
 def pseudo_collate(batch: Sequence[Any]) -> Any:
@@ -111,3 +115,17 @@ def as_channels_last(tensor: Tensor) -> Tensor:
 def is_plain(tensor: Tensor) -> bool:
     """Return whether ``tensor`` is one block of memory, not a sparse or a nested one."""
     return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def resolve_function(function: Any) -> Any:
+    """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself.
+
+    Of a class, such as a collator of Hugging Face, an object is made.
+    """
+    if isinstance(function, Mapping):
+        kwargs = dict(function)
+        component = resolve_function(kwargs.pop("type", None))
+        if inspect.isclass(component):
+            return build_from_cfg(function, FUNCTIONS)
+        return functools.partial(component, **kwargs)
+    return FUNCTIONS.get(function) if isinstance(function, str) else function

@@ -25,11 +25,13 @@ from torch.utils.data import (
 )
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, build_from_cfg, need_mapping
+from mm_runner.registry import DATA_SAMPLERS, DATASETS, build_from_cfg, need_mapping
 
+from ._batches import resolve_function
 from ._datasets import check_dataset
 from ._feed import has_streams
 from ._sampler import DataSettings, RankSampler, SeekableBatchSampler, batch_seed, seed_process
+from ._stream import MarkingCollate, StreamDataset, StreamLoader, StreamSampler
 
 _POLL_S = 5.0  # how often a worker looks whether its main process lives
 
@@ -67,14 +69,14 @@ def build_dataloader(
     _add_sampling(options, dataset, settings, shuffle=shuffle, where=where)
     collate_fn = options.get("collate_fn", "pseudo_collate")
     if collate_fn is not None:
-        options["collate_fn"] = _function(collate_fn)
+        options["collate_fn"] = resolve_function(collate_fn)
     options.pop("disable_subprocess_warning", None)
     init = options.pop("worker_init_fn", None)
     options["worker_init_fn"] = functools.partial(
         _start_worker,
         seed=settings.seed,
         rank=settings.rank,
-        then=None if init is None else _function(init),
+        then=None if init is None else resolve_function(init),
     )
     # Not the global generator: starting an epoch must not draw from the one that dropout uses.
     options.setdefault("generator", settings.generator)
@@ -87,7 +89,8 @@ def build_dataloader(
         if device.type != "cuda" and not hasattr(torch, "accelerator"):
             options.setdefault("pin_memory_device", device.type)  # then torch asks for it
     # Not by torch's annotation, which a list of samples would not fit.
-    options |= {"type": DataLoader, "dataset": dataset}
+    sends_places = isinstance(dataset, StreamDataset) and dataset.has_state
+    options |= {"type": StreamLoader if sends_places else DataLoader, "dataset": dataset}
     loader: DataLoader[Any] = build_from_cfg(options, DATASETS, where=where)
     if loader.batch_sampler is not None and not isinstance(dataset, IterableDataset):
         seekable = SeekableBatchSampler(
@@ -95,6 +98,8 @@ def build_dataloader(
         )
         # Given as an argument, it would leave the loader without its batch_size and drop_last.
         object.__setattr__(loader, "batch_sampler", seekable)
+    if sends_places:
+        loader.collate_fn = MarkingCollate(loader.collate_fn, dataset)
     return loader
 
 
@@ -125,7 +130,8 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
     if num_batches is None:
         return dataset
     batch_size = options.get("batch_size")
-    has_indices = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+    is_stream = isinstance(dataset, (IterableDataset, StreamDataset))
+    has_indices = hasattr(dataset, "__len__") and not is_stream
     if not has_indices or not batch_size:
         raise ConfigError(
             f"{where}.num_batch_per_epoch: a batch_size, and a dataset with a length and indices, "
@@ -146,6 +152,13 @@ def _add_sampling(
     torch refuses arguments that cannot go together, such as ``shuffle`` and ``sampler``.
     """
     sampler, batches = options.pop("sampler", None), options.pop("batch_sampler", None)
+    if isinstance(dataset, StreamDataset):
+        if sampler is not None or batches is not None or options.pop("shuffle", None):
+            raise ConfigError(
+                f"{where}: a stream comes in its own order; remove sampler, batch_sampler and "
+                "shuffle. To shuffle give its shuffle_window, and let its source shuffle shards."
+            )
+        sampler = {"type": StreamSampler}
     is_ready = batches is not None and not isinstance(batches, Mapping)
     if sampler is None and not is_ready and not isinstance(dataset, IterableDataset):
         wanted = options.pop("shuffle", None)
@@ -179,20 +192,6 @@ def _unsplit_error(where: str, sampler: Any) -> ConfigError:
         "samples. Give dict(type='DefaultSampler'), or a sampler with set_epoch() that splits "
         "them, such as torch's DistributedSampler."
     )
-
-
-def _function(function: Any) -> Any:
-    """Resolve a function given as a name, as ``dict(type=name, **kwargs)``, or as itself.
-
-    Of a class, such as a collator of Hugging Face, an object is made.
-    """
-    if isinstance(function, Mapping):
-        kwargs = dict(function)
-        component = _function(kwargs.pop("type", None))
-        if inspect.isclass(component):
-            return build_from_cfg(function, FUNCTIONS, where="collate_fn")
-        return functools.partial(component, **kwargs)
-    return FUNCTIONS.get(function) if isinstance(function, str) else function
 
 
 def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) -> DataLoader[Any]:

@@ -18,6 +18,7 @@ from mm_runner.errors import ConfigError
 
 from ._batches import is_plain, map_tensors
 from ._sampler import SeekableBatchSampler, announce_epoch, is_endless, samplers_of
+from ._stream import StreamDataset, StreamLoader, inexact_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +31,9 @@ _ATTRIBUTE = "_mm_runner_sample"
 class DataPosition(NamedTuple):
     """Position of a run in its data.
 
-    ``epoch`` and ``batch`` count passes and, in the current one, batches of this process, of
-    ``num_batches``. ``samples`` is what all processes have drawn of it; ``state`` that of this
-    process's loader or dataset. Each is ``None`` if unknown.
+        ``epoch`` and ``batch`` count passes and, in the current one, batches of this process, of
+        ``num_batches``. ``samples`` is what all processes have drawn of it; ``state`` that of this
+    process's loader or dataset, or a place of the stream. Each is ``None`` if unknown.
     """
 
     epoch: int = 0
@@ -52,7 +53,8 @@ class BatchFeed:
 
     A loader built from a config begins anywhere at once. One that the user brought resumes by its
     ``state_dict`` (as torchdata's ``StatefulDataLoader`` has), and so does an iterable dataset
-    without workers. Of any other the batches before are drawn once more and dropped.
+    without workers. Of any other the batches before are drawn once more and dropped. The log says
+    how a stream will be resumed as it begins.
 
     On an accelerator a batch is copied on a stream of its own. If the loader has workers and no
     ``state_dict``, the next batch is on its way, but not counted, while the present one is used.
@@ -79,10 +81,13 @@ class BatchFeed:
         # What saves its position: the loader, or an iterable dataset that no worker has a copy of.
         self._stateful: Any = loader if hasattr(loader, "load_state_dict") else None
         self._stream: Any = None
-        dataset = loader.dataset if isinstance(loader, DataLoader) else None
-        is_stream = isinstance(dataset, IterableDataset) and hasattr(dataset, "load_state_dict")
+        self._dataset: Any = loader.dataset if isinstance(loader, DataLoader) else None
+        self._inexact = inexact_state(self._dataset)
+        is_exact = hasattr(self._dataset, "load_state_dict") and self._inexact is None
+        is_stream = isinstance(self._dataset, IterableDataset) and is_exact
         if is_stream and self._stateful is None and not self._num_workers:
-            self._stateful = self._stream = dataset
+            self._stateful = self._stream = self._dataset
+        self._is_announced = False
         # Generators that the user gave the loader or its samplers, each once.
         given = [getattr(one, "generator", None) for one in (loader, *samplers_of(loader))]
         own = [one for one in given if isinstance(one, torch.Generator)]
@@ -105,10 +110,13 @@ class BatchFeed:
         self._runner.loader_generator.manual_seed(self._runner.seed + start.epoch)
         if self.is_seekable:
             self._sampler.seek(start.epoch, start.batch, start.samples)
+        if isinstance(self._dataset, StreamDataset):
+            self._dataset.start = start.state
 
     def begin(self, start: DataPosition) -> Iterator[Any]:
         """Begin a pass over the data at ``start``. Its workers begin now."""
         self.seek(start)
+        self._announce_resume()
         if hasattr(self._stream, "set_epoch"):
             self._stream.set_epoch(start.epoch)  # a state that was loaded is of its epoch only
         if self._stateful is not None and start.state is not None:
@@ -123,11 +131,31 @@ class BatchFeed:
                 self._runner.logger.info(
                     f"{start.batch} batches are drawn and dropped. A train_dataloader given as a "
                     "dict begins anywhere at once; an iterable dataset does with state_dict() and "
-                    "load_state_dict(), and num_workers 0."
+                    "load_state_dict() as the source of a StreamDataset, or with num_workers 0."
                 )
                 deque(islice(batches, start.batch), maxlen=0)
         self._under_way = batches
         return map(itemgetter(1), self.pairs(batches))
+
+    def _announce_resume(self) -> None:
+        """Log, before the run relies on it, how its stream resumes within an epoch."""
+        is_announced, self._is_announced = self._is_announced, True
+        if is_announced or not isinstance(self._dataset, (IterableDataset, StreamDataset)):
+            return
+        where, log = "train_dataloader", self._runner.logger
+        if isinstance(self._dataset, StreamDataset) and self.is_seekable:
+            log.info(f"{where}: {self._dataset.how_it_resumes()}")
+        elif self._stateful is None:
+            log.info(
+                f"{where}: a run resumed within an epoch draws its batches before again. As the "
+                "source of a StreamDataset the data resume exactly, on any number of processes."
+            )
+        elif self._inexact is not None:
+            log.warning(
+                f"{where}: resuming within an epoch will not be exact: {type(self._dataset)} is "
+                f"resumed by its state, and {self._inexact}. Let it be the source of a "
+                "StreamDataset, without that."
+            )
 
     def _next_pass(self) -> Iterator[Any]:
         """Iterate over the next pass of a dataset whose state is at the end of the previous one."""
@@ -195,7 +223,10 @@ class BatchFeed:
             samples = origin.samples + (batch - origin.batch) * self._step_size
         if self.is_seekable and origin.is_begun and num_batches is not None:
             num_batches = origin.batch + self._sampler.num_from(origin.batch, origin.samples)
-        return DataPosition(self.epoch, batch, samples, num_batches, self._state())
+        state = self._state()
+        if isinstance(self.loader, StreamLoader):
+            state = self.loader.place(self.epoch, samples) or origin.state
+        return DataPosition(self.epoch, batch, samples, num_batches, state)
 
     def next_pass(self, epoch: int) -> DataPosition:
         """Return the position at the start of pass ``epoch``, after a whole pass."""
@@ -220,14 +251,19 @@ class BatchFeed:
     def rescaled(self, position: DataPosition, old: int, new: int) -> DataPosition:
         """Return ``position`` of a run of ``old`` processes for one of ``new``.
 
-        Where samples are not counted, batches that were not drawn by all are drawn again.
+        Where samples are not counted, batches that were not drawn by all are drawn again, and so is
+        the whole epoch of an iterable dataset, which splits its samples in a way of its own.
         """
         if not position.is_begun:
             return position._replace(state=None)
+        if isinstance(self._dataset, IterableDataset):
+            return DataPosition(position.epoch, samples=0)
         samples, batch = None, position.batch * old // new
         if self._step_size is not None and position.samples is not None:
             samples, batch = position.samples, position.samples // self._step_size
-        return position._replace(batch=batch, samples=samples, num_batches=None, state=None)
+        # A place of the whole stream is one for every process.
+        state = position.state if isinstance(self._dataset, StreamDataset) else None
+        return position._replace(batch=batch, samples=samples, num_batches=None, state=state)
 
     # Batches on their way to the device.
 

@@ -267,14 +267,20 @@ class RunState:
         runner = self._runner
         if "position" not in state:
             return dict(state)
-        position, saved = DataPosition(**state["position"]), int(self._meta.get("world_size", 1))
+        before, saved = DataPosition(**state["position"]), int(self._meta.get("world_size", 1))
+        position = before
         batches = getattr(runner.train_loop, "batches", None)
         if batches is not None:
             position = batches.rescaled(position, saved, runner.num_data_ranks)
+        data = f"the data continue {_place(position)}, each sample once"
+        if before.is_begun and not position.is_begun:
+            data = (
+                f"pass {position.epoch + 1} over the data starts again, as an iterable dataset "
+                "splits its samples by itself (a StreamDataset would continue)"
+            )
         runner.logger.warning(
             f"The checkpoint was written by {saved} process(es), this run has "
-            f"{runner.num_data_ranks}: the data continue {_place(position)}, each sample once. "
-            "Schedules and learning rates are left as they are."
+            f"{runner.num_data_ranks}: {data}. Schedules and learning rates are left as they are."
         )
         return {**state, "position": position._asdict(), "pass": {}}
 

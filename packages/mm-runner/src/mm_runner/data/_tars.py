@@ -1,0 +1,76 @@
+"""Tar files as a stream, read by webdataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterableDataset
+from typing_extensions import override
+
+from mm_runner.errors import ConfigError
+
+from ._sampler import batch_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class TarStream(IterableDataset[dict[str, Any]]):
+    """Source of a :class:`StreamDataset`: samples of tar files, as dicts of undecoded bytes.
+
+    Files that differ only after the first dot of their name are one sample, with these suffixes as
+    keys, ``__key__`` and ``__url__``. Resuming skips whole tars, and reads one up to the place.
+
+    Args:
+        urls: Paths or what webdataset reads: ``"train-{000..099}.tar"``, ``"pipe:..."``, a list.
+        shuffle: Draw another order of the tars each epoch.
+        seed: Of that order, with the epoch.
+
+    Raises:
+        ConfigError: If webdataset is not installed, or there is no tar.
+    """
+
+    def __init__(self, urls: str | Sequence[str], *, shuffle: bool = False, seed: int = 0) -> None:
+        try:
+            from webdataset.shardlists import expand_urls  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise ConfigError(
+                "TarStream needs webdataset: pip install 'mm-runner[stream]'."
+            ) from error
+        self.urls = list(expand_urls(urls) if isinstance(urls, str) else urls)
+        if not self.urls:
+            raise ConfigError("urls: no tar file is given.")
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
+        self._at = self._start = (0, 0)  # tars that are done, samples of the next one
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of ``epoch``, counted from 0."""
+        self.epoch = epoch
+
+    @override
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from webdataset import WebDataset  # noqa: PLC0415 - an extra
+
+        options: dict[str, Any] = dict.fromkeys(("shardshuffle", "empty_check"), False)
+        options |= {"nodesplitter": None, "workersplitter": None}  # every process reads all
+        order, (first, done) = self._order(), self._start
+        for number in range(first, len(order)):
+            for index, sample in enumerate(WebDataset([order[number]], **options)):
+                if number > first or index >= done:
+                    self._at = (number, index + 1)
+                    yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the latest sample."""
+        return {"tar": self._at[0], "sample": self._at[1]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let iterations begin at a place of :meth:`state_dict`."""
+        self._at = self._start = (int(state["tar"]), int(state["sample"]))
+
+    def _order(self) -> list[str]:
+        if not self.shuffle:
+            return self.urls
+        generator = torch.Generator().manual_seed(batch_seed(self.seed, -1, self.epoch, 0))
+        return [self.urls[i] for i in torch.randperm(len(self.urls), generator=generator).tolist()]
