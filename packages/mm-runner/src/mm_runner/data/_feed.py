@@ -111,7 +111,7 @@ class BatchFeed:
         if self.is_seekable:
             self._sampler.seek(start.epoch, start.batch, start.samples)
         if isinstance(self._dataset, StreamDataset):
-            self._dataset.start = start.state
+            self._dataset.start = None if start.state is None else start.state["loader"]
 
     def begin(self, start: DataPosition) -> Iterator[Any]:
         """Begin a pass over the data at ``start``. Its workers begin now."""
@@ -225,7 +225,8 @@ class BatchFeed:
             num_batches = origin.batch + self._sampler.num_from(origin.batch, origin.samples)
         state = self._state()
         if isinstance(self.loader, StreamLoader):
-            state = self.loader.place(self.epoch, samples) or origin.state
+            place = self.loader.place(self.epoch, samples)
+            state = origin.state if place is None else {"loader": place, "generators": {}}
         return DataPosition(self.epoch, batch, samples, num_batches, state)
 
     def next_pass(self, epoch: int) -> DataPosition:

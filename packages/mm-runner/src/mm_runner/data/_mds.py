@@ -59,8 +59,8 @@ class MDSStream(Dataset[dict[str, Any]]):
             keep_zip=False,
         )
         Path(local, split or "").mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(Path(local, ".mm_runner.lock"))
-        with self._lock:  # a process of its own, whatever the launcher has set
+        self._lock_file = str(Path(local, ".mm_runner.lock"))
+        with FileLock(self._lock_file):  # a process of its own, whatever the launcher has set
             self._shards = self._stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
         self.shuffle, self.seed = shuffle, seed
         self._ready: set[str] = set()
@@ -81,7 +81,9 @@ class MDSStream(Dataset[dict[str, Any]]):
         number = bisect_right(self._ends, index)
         shard: Any = self._order[number]
         if shard.raw_data.basename not in self._ready:
-            with self._lock:  # of all processes of this machine
+            from filelock import FileLock  # noqa: PLC0415 - an extra
+
+            with FileLock(self._lock_file):  # for all processes of this machine
                 self._stream.prepare_shard(shard)
             self._ready.add(shard.raw_data.basename)
         sample: dict[str, Any] = shard[index - (self._ends[number] - shard.samples)]
