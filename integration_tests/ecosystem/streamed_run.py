@@ -64,7 +64,7 @@ def main():
     work_dir = Path(args.work_dir)
     work_dir.mkdir(parents=True, exist_ok=True)
     runner = Runner(
-        model=Model(),
+        model={"type": Model},  # built once the run is seeded
         work_dir=str(work_dir),
         train_dataloader={
             "dataset": open_stream(args.kind, Path(args.data), args.size, window=4),
