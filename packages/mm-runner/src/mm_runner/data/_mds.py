@@ -74,7 +74,8 @@ class MDSStream(Dataset[dict[str, Any]]):
         self._ends = list(accumulate(shard.samples for shard in self._order))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        length: int = self._ends[-1]
+        return length
 
     @override
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -91,27 +91,8 @@ class Supervised(BaseModel):
                 batch has some; ``"tensor"``: what the module returns.
             **kwargs: The batch, if it is a mapping.
         """
-        targets: tuple[Any, ...] = ()
-        if self.loss_fn is None and kwargs:
-            outputs = self.net(**self._taken_of(kwargs))
-            targets = tuple(kwargs[key] for key in self._targets if key in kwargs)
-        elif self.loss_fn is None:
-            if len(args) > len(self._taken) and not self._takes_any_number:
-                raise self._no_loss(f"does not take batches of {len(args)} parts")
-            outputs, targets = self.net(*args), args[1:][-1:]
-        elif kwargs:
-            if mode != "tensor" and (mode == "loss" or set(self._targets) <= set(kwargs)):
-                targets = self._pick(kwargs, self._targets, "targets")
-            outputs = self.net(*self._pick(kwargs, self._inputs, "inputs"))
-        else:
-            if mode == "loss" and len(args) < 2:
-                raise ConfigError(
-                    f"Supervised: a batch of inputs and a target is needed, got {len(args)} "
-                    "part(s). Let the dataset return (inputs, target)."
-                )
-            if mode != "tensor" and len(args) > 1:
-                args, targets = args[:-1], args[-1:]
-            outputs = self.net(*args)
+        call = self._call_whole if self.loss_fn is None else self._call_inputs
+        outputs, targets = call(args, kwargs, mode)
         if mode == "tensor":
             return outputs
         logits = getattr(outputs, "logits", outputs)
@@ -120,6 +101,33 @@ class Supervised(BaseModel):
             return (logits, target) if targets else logits
         losses = self._own_losses(outputs) if self.loss_fn is None else self.loss_fn(logits, target)
         return losses if isinstance(losses, Mapping) else {"loss": losses}
+
+    def _call_whole(self, args: Any, kwargs: Any, mode: str) -> tuple[Any, tuple[Any, ...]]:
+        """Call the module with a whole batch; return its outputs, and the targets."""
+        if kwargs:
+            targets = tuple(kwargs[key] for key in self._targets if key in kwargs)
+            if mode == "tensor":  # what the module computes from its inputs alone
+                kwargs = {key: one for key, one in kwargs.items() if key not in self._targets}
+            return self.net(**self._taken_of(kwargs)), targets
+        if len(args) > len(self._taken) and not self._takes_any_number:
+            raise self._no_loss(f"does not take batches of {len(args)} parts")
+        return self.net(*args), args[1:][-1:]
+
+    def _call_inputs(self, args: Any, kwargs: Any, mode: str) -> tuple[Any, tuple[Any, ...]]:
+        """Call the module with the inputs of a batch; return its outputs, and the targets."""
+        targets: tuple[Any, ...] = ()
+        if kwargs:
+            if mode == "loss" or (mode == "predict" and set(self._targets) <= set(kwargs)):
+                targets = self._pick(kwargs, self._targets, "targets")
+            return self.net(*self._pick(kwargs, self._inputs, "inputs")), targets
+        if mode == "loss" and len(args) < 2:
+            raise ConfigError(
+                f"Supervised: a batch of inputs and a target is needed, got {len(args)} "
+                "part(s). Let the dataset return (inputs, target)."
+            )
+        if mode != "tensor" and len(args) > 1:
+            args, targets = args[:-1], args[-1:]
+        return self.net(*args), targets
 
     def _taken_of(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._takes_any_name:

@@ -153,8 +153,7 @@ class _Call(nn.Module):
 
 def _inner(model: nn.Module) -> Any:
     """Return the module of a :class:`Supervised`, any other model as it is."""
-    module = getattr(model, "module", None) or getattr(model, "net", None)
-    return module if isinstance(model, Supervised) else model
+    return model.net if isinstance(model, Supervised) else model
 
 
 def _tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
