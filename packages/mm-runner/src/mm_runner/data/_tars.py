@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,16 +51,17 @@ class TarStream(IterableDataset[dict[str, Any]]):
 
     @override
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        from webdataset import WebDataset  # noqa: PLC0415 - an extra
+        from webdataset.gopen import gopen  # noqa: PLC0415 - an extra, as the next
+        from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415
 
-        options: dict[str, Any] = dict.fromkeys(("shardshuffle", "empty_check"), False)
-        options |= {"nodesplitter": None, "workersplitter": None}  # every process reads all
         order, (first, done) = self._order(), self._start
         for number in range(first, len(order)):
-            for index, sample in enumerate(WebDataset([order[number]], **options)):
-                if number > first or index >= done:
-                    self._at = (number, index + 1)
-                    yield sample
+            with closing(gopen(order[number])) as file:
+                files = tar_file_expander([{"url": order[number], "stream": file}])
+                for index, sample in enumerate(group_by_keys(files)):
+                    if number > first or index >= done:
+                        self._at = (number, index + 1)
+                        yield sample
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the latest sample."""
