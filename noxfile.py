@@ -99,6 +99,22 @@ ECOSYSTEM = (
     "transformers==5.23.0",
     "peft==0.21.2",
     "datasets==5.2.0",
+    "torchmetrics==1.9.0",
+    "pycocotools==2.0.11",
+    "mlflow==3.17.2",
+    "wandb==0.31.0",
+    "tensorboard==2.21.0",
+    "webdataset==1.0.2",
+    "torchdata==0.11.0",
+    "onnx==1.23.2",
+    "onnxscript==0.7.2",
+    "onnxruntime==1.32.0",
+    "ray[default,train]==2.60.0",
+    "submitit==1.5.4",
+    "accelerate==1.15.0",
+    "nbclient==0.11.0",
+    "ipykernel==7.4.0",
+    "kubeflow_trainer_api==2.3.0",
 )
 # Files of tests run beside one another.
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")

@@ -12,6 +12,8 @@ NEEDED = {
     "fine_tune_vit.py": ("timm", "sklearn"),
     "gpt2_lora.py": ("transformers", "peft"),
     "reviews.yaml": ("transformers", "datasets"),
+    "stream_of_tars.py": ("webdataset", "sklearn"),
+    "torchmetrics_mlflow.py": ("torchmetrics", "mlflow", "sklearn"),
 }
 
 

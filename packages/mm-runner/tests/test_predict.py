@@ -43,18 +43,16 @@ def expected(model, size=7):
 
 
 def test_predictions_come_in_the_order_of_the_dataset_without_an_evaluator(make_runner):
-    runner = make_runner(**DATA)
+    runner = make_runner()
     assert runner.test_loop is None
     runner.model.train()
-    scores, labels = runner.predict()
+    scores, labels = runner.predict(DATA["test_dataloader"])
     assert runner.model.training
     assert torch.equal(labels, Blobs(7).labels)
     torch.testing.assert_close(scores, expected(runner.model))
     assert runner.test_loop is None
-    with pytest.raises(
-        ConfigError, match=r"test\(\): the Runner has no test loop, .*test_evaluator"
-    ):
-        runner.test()
+    with pytest.raises(ConfigError, match=r"^predict\(\): no loader was given"):
+        runner.predict()
 
 
 @pytest.mark.parametrize("kind", ["config", "loader", "configured"])
@@ -89,14 +87,14 @@ def test_an_evaluation_between_uses_its_own_loop_and_metrics(make_runner):
 
 def test_the_average_predicts_after_training_and_from_a_checkpoint(make_runner, tmp_path):
     hook = EMAHook(momentum=0.01)
-    runner = make_runner(custom_hooks=[hook], **DATA)
+    runner = make_runner(custom_hooks=[hook])
     runner.train()
     own = weights_of(runner)
-    scores, _ = runner.predict()
+    scores, _ = runner.predict(DATA["test_dataloader"])
     assert torch.equal(weights_of(runner), own)
     assert not torch.allclose(scores, expected(runner.model), atol=1e-3)
-    other = make_runner(load_from=str(tmp_path / "run" / "epoch_2.pth"), **DATA)
-    torch.testing.assert_close(other.predict()[0], scores)
+    other = make_runner(load_from=str(tmp_path / "run" / "epoch_2.pth"))
+    torch.testing.assert_close(other.predict(DATA["test_dataloader"])[0], scores)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_what_a_script_asks_of_a_runner_by_mmengines_names(make_runner):
     assert runner.test_loop is None
     for name in ("test_dataloader", "test_evaluator"):
         assert not hasattr(runner, name)
-    with pytest.raises(AttributeError, match=r"no test loop, which needs test_dataloader, .*"):
+    with pytest.raises(AttributeError, match=r"no test loop, as it got no test_dataloader, .*"):
         _ = runner.test_evaluator
     runner.train()
     assert (runner.val_begin, runner.val_interval) == (2, 3)

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from mm_runner.config import Config
 from mm_runner.errors import ConfigError
 
 from ._configuration import add_config_arguments, load_config
@@ -44,9 +45,11 @@ def _run_predict(options: Namespace) -> None:
         raise ConfigError(f"{where}: this key is missing; it gives the samples to predict.")
     if options.tta:
         use_views(cfg, where)
+    loader = cfg[where]
+    _drop_phases_without_metrics(cfg)
     runner = Runner.from_cfg(cfg)
     runner.register_hook(_predictions.FormatCheckHook(out))
-    predictions = runner.predict(cfg[where])
+    predictions = runner.predict(loader)
     run_on_main(lambda: _predictions.write_predictions(predictions, out))
     if predictions is not None:
         sys.stdout.write(f"{out}\n")
@@ -80,6 +83,7 @@ def _run_export(options: Namespace) -> None:
     given = next((one for one in loaders if one is not None), None)
     if given is None:
         raise ConfigError("test_dataloader: this key is missing; its first batch is the example.")
+    _drop_phases_without_metrics(cfg)
     runner = Runner.from_cfg(cfg)
     runner.load_checkpoint(options.checkpoint, strict=True)
     if isinstance(given, Mapping):  # one batch needs no workers
@@ -87,6 +91,14 @@ def _run_export(options: Namespace) -> None:
     batch = next(iter(runner.build_dataloader(given)))
     text = export_model(unwrap_model(runner.model).cpu(), out, batch)
     sys.stdout.write(f"{text}\n")
+
+
+def _drop_phases_without_metrics(cfg: Config) -> None:
+    """Remove dataloaders whose evaluator is missing: a run would refuse them."""
+    for phase in ("val", "test"):
+        if cfg.get(f"{phase}_evaluator") is None:
+            for name in ("dataloader", "cfg"):
+                cfg.pop(f"{phase}_{name}", None)
 
 
 def _add_files(parser: ArgumentParser, endings: str) -> None:

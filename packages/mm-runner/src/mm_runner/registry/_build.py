@@ -58,7 +58,8 @@ def build_from_cfg(
     Args:
         cfg: ``dict(type=..., **arguments)``. It is not changed. The default scope within it is
             ``_scope_``, if it has that key. Where ``type`` is ``package.module:Name``, configs of
-            this kind among the arguments are built first.
+            this kind among the arguments are built first, unless the component derives from a class
+            of ours or MMEngine's, or is registered: these build their parts themselves.
         registry: Where a ``type`` given as text is looked up.
         default_args: Arguments that ``cfg`` may override; a ``type`` among them is the default.
         where: Path of ``cfg`` in the whole configuration, for messages.
@@ -71,7 +72,7 @@ def build_from_cfg(
     scope = cfg.get("_scope_") if isinstance(cfg, Mapping) else None
     with DefaultScope.overwrite_default_scope(scope):
         component, arguments = check_cfg(cfg, registry, default_args, where=where)
-        if is_import_path(cfg):
+        if _takes_objects(component, cfg, registry):
 
             def build(inner: Mapping[str, Any], place: str) -> Any:
                 return build_from_cfg(inner, registry, where=place)
@@ -80,18 +81,25 @@ def build_from_cfg(
         return _call(component, arguments, where)
 
 
-def is_import_path(cfg: object) -> bool:
-    """Return whether the ``type`` of a config is ``package.module:Name``.
+def _takes_objects(component: Any, cfg: object, registry: Registry) -> bool:
+    """Return whether configs by import path among a component's arguments are built for it.
 
-    Such a component may know nothing of registries: its arguments of this kind are built for it.
+    That is for components by import path which know nothing of registries; others build them.
     """
+    bases = {base.__module__.partition(".")[0] for base in getattr(component, "__mro__", ())}
+    is_known = bool(bases & {"mm_runner", "mmengine"})
+    return _is_by_path(cfg) and not is_known and component not in registry.module_dict.values()
+
+
+def _is_by_path(cfg: object) -> bool:
+    """Return whether the ``type`` of a config is ``package.module:Name``."""
     kind = cfg.get("type") if isinstance(cfg, Mapping) else None
     return isinstance(kind, str) and ":" in kind
 
 
 def _map_configs(value: Any, function: Callable[[Mapping[str, Any], str], Any], where: str) -> Any:
     """Return ``value`` with ``function`` applied to the configs by import path within it."""
-    if is_import_path(value):
+    if _is_by_path(value):
         return function(value, where)
     if isinstance(value, dict):
         mapped = {k: _map_configs(one, function, f"{where}.{k}") for k, one in value.items()}
@@ -156,7 +164,7 @@ def check_cfg(
         raise ConfigError(
             f"{where}.type: a name, a class or a function is needed, got {component!r}."
         )
-    if is_import_path(cfg):
+    if _takes_objects(component, cfg, registry):
 
         def check(inner: Mapping[str, Any], place: str) -> object:
             check_cfg(inner, registry, where=place)

@@ -70,8 +70,6 @@ def check_run(
         if phase != "train":  # its loop has defaults; configs that inherit it alone want none
             missing = [name for name in missing if name != loop]
             given = [] if given == [loop] else given
-        if phase == "test" and missing == ["test_evaluator"]:  # for predict() alone
-            given = missing = []
         if given and missing:
             raise ConfigError(
                 f"{' and '.join(given)} {'was' if len(given) == 1 else 'were'} given without "

@@ -71,7 +71,7 @@ class Recipe:
         if not self._phases[phase]:
             last = "optim_wrapper" if phase == "train" else f"{phase}_evaluator"
             raise of(
-                f"{asked}: the Runner has no {phase} loop, which needs {phase}_dataloader, "
+                f"{asked}: the Runner has no {phase} loop, as it got no {phase}_dataloader, "
                 f"{phase}_cfg and {last}. Give these three."
             )
 

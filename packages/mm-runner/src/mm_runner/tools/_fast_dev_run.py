@@ -59,7 +59,7 @@ def fast_dev_run(
         # A custom training loop may validate at other times, or never.
         if cfg.get("val_dataloader") is not None and "val" not in trial.counts:
             runner.val()
-        if cfg.get("test_evaluator") is not None:
+        if cfg.get("test_dataloader") is not None:
             runner.test()
     place_of_logs = "nothing was kept" if work_dir is None else f"the logs are in {directory}"
     ran = ", ".join(f"{_PHASES[phase]} {number}" for phase, number in trial.counts.items())
