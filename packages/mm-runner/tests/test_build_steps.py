@@ -208,7 +208,7 @@ def test_a_phase_that_is_not_configured_cannot_be_built(tmp_path):
             getattr(runner, f"build_{phase}_loop")({"max_epochs": 1})
     with pytest.raises(ConfigError, match=r"^build_param_scheduler\(\): the Runner has no"):
         runner.build_param_scheduler(None)
-    with pytest.raises(AttributeError, match=r"no train loop, which needs train_dataloader"):
+    with pytest.raises(AttributeError, match=r"no train loop, as it got no train_dataloader"):
         _ = runner.train_dataloader
 
 

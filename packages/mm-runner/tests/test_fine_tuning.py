@@ -11,8 +11,9 @@ from torch.utils.data import TensorDataset
 from toy import NO_VALIDATION, Blobs, Killed, StopBeforeEpoch, loader_cfg, log_of, runner_arguments
 
 from mm_runner import CheckpointError, ComponentNotFoundError, ConfigError, Runner
-from mm_runner.checkpoint import load_checkpoint_file
+from mm_runner.checkpoint import load_checkpoint, load_checkpoint_file
 from mm_runner.hooks import FreezeHook, Hook
+from mm_runner.model import Supervised
 from mm_runner.registry import MODELS
 
 LOSS = "torch.nn.functional:cross_entropy"
@@ -105,6 +106,34 @@ def test_a_loss_beside_a_model_that_computes_its_own_is_named(make_runner):
     assert "loss has no effect: Classifier" in log_of(make_runner(cfg={"loss": LOSS}))
 
 
+class Masked(Net):
+    """Takes a second argument that is no target, as newer models of timm do."""
+
+    def forward(self, inputs, mask=None):
+        return super().forward(inputs if mask is None else inputs * mask)
+
+
+class Answers(Net):
+    """Has no logits among its outputs."""
+
+    def forward(self, inputs, labels=None):  # noqa: ARG002 - of the batch
+        scores = super().forward(inputs)
+        return {"loss": scores.sum(), "start": scores[:, :1], "end": scores[:, 1:2]}
+
+
+def test_what_is_no_input_or_prediction_is_left_out(make_runner):
+    runner = make_runner(**of_pairs(model=Masked(), cfg={}))
+    scores, labels = runner.model(*[torch.ones(3, 4), torch.zeros(3)], mode="predict")
+    assert torch.equal(scores, runner.model.net(torch.ones(3, 4)))
+    assert torch.equal(labels, torch.zeros(3))
+    found, _ = make_runner(model=Answers()).model(**next(iter(batches())), mode="predict")
+    assert set(found) == {"start", "end"}
+
+
+def batches():
+    return torch.utils.data.DataLoader(Blobs(4), batch_size=2)
+
+
 # Components by import path get what they need, built.
 
 
@@ -188,6 +217,42 @@ def test_names_of_layers_alike_are_listed_once(make_runner, tmp_path):
     assert "unexpected: layers.*.weight (30 entries)" in log_of(runner)
 
 
+class Inner(nn.Module):
+    """Names one of its parts as the Runner names the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8))
+        self.net.fc, self.fc = nn.Linear(8, 3), nn.Linear(3, 3)
+
+    def forward(self, inputs):
+        return self.fc(self.net(inputs))
+
+
+def compiled():
+    return nn.Sequential(torch.compile(nn.Linear(4, 8), backend="eager"), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("make_model", [Inner, compiled])
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 1.13 cannot compile")
+def test_a_run_resumes_whatever_the_module_calls_its_parts(make_runner, make_model):
+    make_runner(**of_pairs(model=make_model(), train_cfg={"max_epochs": 1})).train()
+    runner = make_runner(**of_pairs(model=make_model(), resume=True))
+    runner.train()
+    assert runner.epoch == 2
+    weights = make_model().state_dict()
+    saved = load_checkpoint_file(runner.work_dir / "epoch_2.pth")["state_dict"]
+    assert set(saved) == {name.replace("_orig_mod.", "") for name in weights}
+
+
+def test_a_wrapped_model_takes_plain_weights(tmp_path):
+    torch.save(Net().state_dict(), tmp_path / "plain.pth")
+    model = Supervised(Net(), nn.functional.cross_entropy)
+    load_checkpoint(nn.DataParallel(model), tmp_path / "plain.pth", strict=True)
+    expected = torch.load(tmp_path / "plain.pth", weights_only=True)
+    assert torch.equal(model.net.head.weight, expected["head.weight"])
+
+
 # Freezing.
 
 
@@ -222,6 +287,9 @@ def test_frozen_parameters_and_statistics_stay_until_they_thaw(make_runner):
     assert always.changed == [{"head"}] * 3
     make_runner(**freezing(at_first, num_epochs=2)).train()
     assert at_first.changed == [{"head"}, {"head"}, {"backbone", "head"}]
+    by_step = {"train_cfg": {"by_epoch": False, "max_iters": 9}}
+    with pytest.raises(ConfigError, match=r"num_epochs: 1 was given, and the run has 1 "):
+        make_runner(**{**freezing(Watch(), num_epochs=1), **by_step}).train()
     with pytest.raises(ConfigError, match=r"'bckbone\.\*' matches no parameter of Net; .* 8: back"):
         make_runner(**of_pairs(custom_hooks=[FreezeHook(["bckbone.*"])]))
 

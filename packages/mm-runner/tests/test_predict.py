@@ -259,3 +259,11 @@ def test_an_export_that_is_not_possible_is_refused_before_the_model_is_built(out
         pytest.skip("the extra is installed, or torch is too old for it")
     with pytest.raises(error, match=message):
         check_export_format(Path(out))
+
+
+def test_the_command_refuses_weights_of_another_model(run_folder, capsys):
+    weights = Classifier().state_dict()
+    del weights["layers.3.bias"]
+    torch.save({"state_dict": weights}, run_folder / "part.pth")
+    assert main(["predict", "run.yaml", "part.pth", "--out", "out.csv"]) == 1
+    assert "missing: layers.3.bias" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 from streams import Numbers, Seekable, as_blob, assert_each_once, draw, feed_of
 from test_resume_midway import StopAfter, train_whole_and_in_parts
 from test_resume_ranks import Drawn, _train
+from torch.utils.data import DataLoader
 from toy import NO_VALIDATION, Blobs
 
 import mm_dist
@@ -110,6 +111,40 @@ def test_what_a_stream_cannot_be_given(make_runner, options, message):
     cfg = {"dataset": StreamDataset(Numbers()), "batch_size": 4, **options}
     with pytest.raises(ConfigError, match=message):
         make_runner(**NO_VALIDATION, train_dataloader=cfg).train()
+
+
+def test_the_loader_of_a_stream_is_given_as_a_dict(make_runner):
+    loader = DataLoader(StreamDataset(Numbers()), batch_size=4)
+    with pytest.raises(ConfigError, match=r"^train_dataloader: give the loader of a StreamDataset"):
+        make_runner(**NO_VALIDATION, train_dataloader=loader).train()
+
+
+class OfEpochs(Seekable):
+    """Another order in each epoch, which is a part of its state."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return ((number * (3 + 4 * self.epoch)) % 40 for number in super().__iter__())
+
+    def state_dict(self):
+        return {**super().state_dict(), "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
+
+
+def test_a_source_whose_state_has_its_epoch_changes_its_order():
+    passes = [
+        draw(lambda: StreamDataset(OfEpochs()), 1, 0, DataPosition(e, samples=0)) for e in (0, 1)
+    ]
+    assert passes[0] != passes[1]
+    for at in (2, 7):
+        assert_each_once(lambda: StreamDataset(OfEpochs()), 1, 2, at)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

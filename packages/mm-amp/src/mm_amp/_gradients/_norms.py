@@ -99,6 +99,7 @@ def _norm_over_ranks(group: list[Any], norm_type: float, mesh: Any, placements: 
     # Replicated values count once; shards add up.
     is_infinite = math.isinf(norm_type)
     value = here if is_infinite else here**norm_type
+    value = value.to(mesh.device_type)  # of offloaded shards
     for dim, placement in enumerate(placements):
         if not placement.is_replicate():
             operation = dist.ReduceOp.MAX if is_infinite else dist.ReduceOp.SUM

@@ -1,4 +1,4 @@
-"""What the clients of Slurm, Ray and Kubernetes are given to run a script as a job."""
+"""Job scripts and manifests for Slurm, Ray and Kubernetes."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ def write_slurm(job: dict[str, Any], script: Sequence[str]) -> Request:
         "gres": job["gpus"] and f"gpu:{job['gpus']}",
         "mem": job.get("memory"),
         "time": time and f"{time // 60}:{time % 60:02}",
-        "requeue": str(job["requeue"]),
+        "requeue" if job["requeue"] else "no-requeue": "True",
         # To every rank, a minute before the end: enough for a step and a checkpoint.
         "signal": time and job["requeue"] and "USR1@60",
         **job["slurm"],
@@ -50,7 +50,7 @@ def write_slurm(job: dict[str, Any], script: Sequence[str]) -> Request:
     if job["requeue"]:
         lines += [
             "status=$?",
-            "# 75: it was told to stop, and has saved.",
+            "# 75: stopped by a signal, after saving a checkpoint.",
             'if [ "$status" -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
             'exit "$status"',
         ]

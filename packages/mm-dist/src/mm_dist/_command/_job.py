@@ -1,4 +1,4 @@
-"""What a job asks of a scheduler: read from a small file and from options, and checked."""
+"""Job settings from a file and options, checked."""
 
 import re
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ _NAME = r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?"
 _COUNT = (r"[1-9]\d*", "a whole number of at least 1")
 # A second line would be one of the job script's own.
 _LINE = (r"[^\x00-\x1f\x7f]+", "text in one line")
+_VALUE = (_LINE[0], "text in one line, and in quotes if it is yes, no, true or false")
 _PATH = (r"/[^\x00-\x1f\x7f]*", "an absolute path")
 _LABEL = (_NAME, "lower-case letters, digits and '-', at most 50, a letter first")
 _TIME = (r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)|([1-9]\d*)", "[D-]HH:MM:SS, or seconds")
@@ -26,7 +27,7 @@ RULES: Mapping[str, Any] = {
     "time": _TIME,
     "image": (r"[^\s-]\S*", "the name of an image"),
     "requeue": ("True|False", "true or false"),
-    "env": {r"[A-Za-z_]\w*": _LINE},
+    "env": {r"[A-Za-z_]\w*": _VALUE},
     "slurm": {r"[a-z][a-z-]*": _LINE},
     "ray": {"address": _LINE, "working_dir": _LINE, "storage_path": _LINE, "max_failures": _COUNT},
     "kubernetes": {"namespace": _LABEL, "workdir": _PATH, "claims": {_NAME: _PATH}},
@@ -72,7 +73,7 @@ def import_yaml() -> Any:
 def _load(file: Path) -> Any:
     yaml = import_yaml()
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
@@ -81,6 +82,7 @@ def _check(path: str, value: Any, rule: Any) -> Any:
     """Return a value as text, and mappings with such values."""
     if isinstance(rule, tuple):
         is_text = isinstance(value, (str, int))
+        is_text &= not (rule is _VALUE and isinstance(value, bool))  # yes, on: the text is lost
         if not is_text or re.fullmatch(rule[0], str(value)) is None:
             raise ConfigError(f"{path}: {value!r} cannot be used; it must be {rule[1]}.")
         return str(value)
@@ -93,6 +95,8 @@ def _check(path: str, value: Any, rule: Any) -> Any:
         if not found:
             hint = suggest_name(str(key), rule)
             shown = repr(key).strip("'")  # in one line
-            raise ConfigError(f"{prefix}{shown}: unknown; there are: {', '.join(rule)}.{hint}")
+            known = ", ".join(name for name in rule if name.isidentifier())
+            there = f"unknown; there are: {known}.{hint}" if known else "is no name of this kind."
+            raise ConfigError(f"{prefix}{shown}: {there}")
         rules[key] = found[0]
     return {key: _check(f"{prefix}{key}", value[key], rules[key]) for key in value}

@@ -9,12 +9,11 @@ from typing import Any
 
 from mm_dist._command._engines import write_kubernetes, write_ray, write_slurm
 from mm_dist._command._job import RULES, read_job
-from mm_dist._command._output import print_error, print_text
+from mm_dist._command._output import print_text
 from mm_dist._errors import ConfigError, LaunchError
 
 _FILE = "submit.yaml"
 _ENGINES = {"slurm": write_slurm, "ray": write_ray, "kubernetes": write_kubernetes}
-_UNUSED = {"slurm": ("image",), "ray": ("time", "image"), "kubernetes": ()}
 _SCALARS = {key: rule for key, rule in RULES.items() if isinstance(rule, tuple)}
 
 
@@ -32,9 +31,6 @@ def submit(arguments: Sequence[str]) -> int:
     given = {key: getattr(options, key) for key in _SCALARS}
     given[options.on] = dict(options.option or ()) or None
     job = read_job(file, given, script[1].rpartition(".")[2] if is_module else script[0])
-    unused = [key for key in _UNUSED[options.on] if key in job]
-    if unused:
-        print_error(f"mm-dist submit: {options.on} makes no use of {', '.join(unused)}")
     command, text = _ENGINES[options.on](job, script)
     if options.dry_run:
         print_text((text or shlex.join(command)).rstrip())
@@ -62,6 +58,6 @@ def _build_parser() -> argparse.ArgumentParser:
         action: Any = argparse.BooleanOptionalAction if key == "requeue" else "store"
         parser.add_argument(f"--{key.replace('_', '-')}", help=form, action=action)
     text = "of the engine's own, for Slurm any of sbatch: partition=gpu"
-    pair = lambda text: text.partition("=")[::2]  # noqa: E731
+    pair = lambda text: text.partition("=")[::2] if "=" in text else (text, "True")  # noqa: E731
     parser.add_argument("--option", action="append", type=pair, metavar="KEY=VALUE", help=text)
     return parser

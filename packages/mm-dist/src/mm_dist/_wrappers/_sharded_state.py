@@ -219,7 +219,7 @@ def _lay_out(value: Any, like: Any) -> Any:
     is_alike = getattr(value, "shape", None) == like.shape and hasattr(value, "full_tensor")
     if not is_alike or (value.device_mesh, value.placements) == (like.device_mesh, like.placements):
         return value
-    return _cut(_join(value), like)
+    return _cut(_join(value.to(like.device_mesh.device_type)), like)
 
 
 def _is_first_rank(mesh: "DeviceMesh") -> bool:

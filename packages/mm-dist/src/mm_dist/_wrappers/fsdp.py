@@ -64,21 +64,17 @@ class MMFullyShardedDataParallel(nn.Module):
             that ``plan`` names are split over the tensor ranks, which take the same batches. Ranks
             that follow one another are tensor ranks. ``data`` defaults to what is left.
         plan: What the tensor ranks split. Patterns on module names, of which the last that matches
-            counts, with styles: ``{"layers.*.q": "colwise", "layers.*.out": "rowwise"}``. Styles
-            are ``"colwise"`` (each rank computes a part of the features), ``"colwise_gather"``
-            (then gathered), ``"rowwise"`` (takes such parts, and adds up), ``"rowwise_split"``
-            (takes whole features), ``"sequence"``, ``"colwise_sequence"``, ``"rowwise_sequence"``,
-            ``"colwise_gather_sequence"`` (activations between them are split by sequence),
-            ``"head_norm"`` (of single heads, the third dimension), ``"replicate"``, or torch's
-            ``ParallelStyle`` objects. ``"auto"`` takes the plan that a model brings as
-            ``_tp_plan``, or the one shipped for it. Layers are split before they are sharded, so a
-            model on the meta device gets all its values at once.
+            counts, with styles: ``{"layers.*.q": "colwise", "layers.*.out": "rowwise"}``. An error
+            lists the styles; torch's ``ParallelStyle`` objects are accepted too. ``"auto"`` takes
+            the plan that a model brings as ``_tp_plan``, or the one shipped for it. Layers are
+            split before they are sharded, so a model on the meta device gets all its values at
+            once.
 
     Attributes:
         module: The sharded model.
         device_mesh: The ranks.
-        data_rank: Number of this rank among those that take different batches.
-        num_data_ranks: How many these are.
+        data_rank: Data-parallel rank: that among ranks that take different batches.
+        num_data_ranks: Data-parallel world size.
         sharding_strategy: Name of the strategy in effect.
 
     Raises:

@@ -55,22 +55,28 @@ def saved_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
 
     A model that only holds the user's module has its place there as ``weights_prefix``.
     """
-    prefix = getattr(model, "weights_prefix", "")
+    prefix = _prefix_of(model)
     return renamed(weights, lambda name: name.removeprefix(prefix)) if prefix else weights
 
 
 def own_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights of a checkpoint by the names that the bare ``model`` has for them."""
-    prefix = getattr(model, "weights_prefix", "")
-    if not prefix:
+    """Return weights of a checkpoint by the names that ``model`` has for them, free of wrappers."""
+    prefix, own = _prefix_of(model), model.state_dict()
+    known = {clean_name(name) for name in (*own, *(f"{name}." for name in _metadata_of(own)))}
+    if not prefix or all(name in known for name in weights):
         return weights
-    own = model.state_dict()
-    known = {*own, *(f"{name}." for name in _metadata_of(own))}
 
     def own_name(name: str) -> str:
-        return name if name in known or f"{prefix}{name}" not in known else f"{prefix}{name}"
+        inner = f"{prefix}{clean_name(name)}"
+        return inner if inner in known else name
 
     return renamed(weights, own_name)
+
+
+def _prefix_of(model: Any) -> str:
+    while not hasattr(model, "weights_prefix") and hasattr(model, "module"):
+        model = model.module
+    return getattr(model, "weights_prefix", "")
 
 
 def load_weights(model: nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> list[str]:

@@ -40,7 +40,7 @@ def _run_predict(options: Namespace) -> None:
     _predictions.check_predictions_format(out)
     check_writable(out)
     cfg = load_config(options)
-    cfg.load_from, cfg.resume = options.checkpoint, False
+    cfg.load_from, cfg.resume = None, False
     if cfg.get(where) is None:
         raise ConfigError(f"{where}: this key is missing; it gives the samples to predict.")
     if options.tta:
@@ -48,6 +48,7 @@ def _run_predict(options: Namespace) -> None:
     loader = cfg[where]
     _drop_phases_without_metrics(cfg)
     runner = Runner.from_cfg(cfg)
+    runner.load_checkpoint(options.checkpoint, strict=True)
     runner.register_hook(_predictions.FormatCheckHook(out))
     predictions = runner.predict(loader)
     run_on_main(lambda: _predictions.write_predictions(predictions, out))
@@ -97,8 +98,7 @@ def _drop_phases_without_metrics(cfg: Config) -> None:
     """Remove dataloaders whose evaluator is missing: a run would refuse them."""
     for phase in ("val", "test"):
         if cfg.get(f"{phase}_evaluator") is None:
-            for name in ("dataloader", "cfg"):
-                cfg.pop(f"{phase}_{name}", None)
+            cfg.pop(f"{phase}_dataloader", None)
 
 
 def _add_files(parser: ArgumentParser, endings: str) -> None:

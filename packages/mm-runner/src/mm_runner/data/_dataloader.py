@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.registry import DATA_SAMPLERS, DATASETS, build_from_cfg, need_mapping
 
@@ -166,15 +167,13 @@ def _add_sampling(
     if isinstance(sampler, Mapping):
         defaults: dict[str, Any] = {"dataset": dataset, "seed": settings.seed}
         sampler = build_from_cfg(sampler, DATA_SAMPLERS, defaults, where=f"{where}.sampler")
-        if isinstance(sampler, RankSampler) and settings.world_size < sampler.world_size:
-            # Some processes see the same data.
-            sampler.rank, sampler.world_size = settings.rank, settings.world_size
     if isinstance(batches, Mapping):
         defaults = {"sampler": sampler}
         if "batch_size" in options:
             defaults["batch_size"] = options.pop("batch_size")
         batches = build_from_cfg(batches, DATA_SAMPLERS, defaults, where=f"{where}.batch_sampler")
         sampler = None
+    _follow_data_ranks((sampler, batches), settings, where)
     options["sampler"] = sampler
     if batches is not None:
         options["batch_sampler"] = batches
@@ -184,6 +183,26 @@ def _add_sampling(
     is_alike = type(inner) in _UNSPLIT and getattr(inner, "generator", None) is None
     if settings.world_size > 1 and is_alike:
         raise _unsplit_error(f"{where}.{'sampler' if batches is None else 'batch_sampler'}", inner)
+
+
+def _follow_data_ranks(samplers: Iterable[Any], settings: DataSettings, where: str) -> None:
+    """Let processes that split the layers of a model draw the same samples.
+
+    Raises:
+        ConfigError: If a sampler of another kind gives them different ones.
+    """
+    if settings.world_size >= mm_dist.get_world_size():
+        return
+    found: list[Any] = [x for one in samplers for x in (one, getattr(one, "sampler", None))]
+    for one in found:
+        if isinstance(one, RankSampler):
+            one.rank, one.world_size = settings.rank, settings.world_size
+        elif getattr(one, "num_replicas", settings.world_size) != settings.world_size:
+            raise ConfigError(
+                f"{where}: {type(one).__name__} splits the samples over {one.num_replicas} "
+                f"processes, of which only {settings.world_size} see different data here: the "
+                "others split the layers. Give dict(type='DefaultSampler')."
+            )
 
 
 def _unsplit_error(where: str, sampler: Any) -> ConfigError:
@@ -199,7 +218,10 @@ def _split_by_rank(loader: DataLoader[Any], settings: DataSettings, where: str) 
 
     An iterable dataset has to split them by itself, as has a sampler with ``set_epoch``.
     """
+    if isinstance(loader.dataset, StreamDataset):
+        raise ConfigError(f"{where}: give the loader of a StreamDataset as a dict.")
     batches = loader.batch_sampler
+    _follow_data_ranks((loader.sampler, batches), settings, where)
     # Not the loader's own: one that was given batches has a sampler that it never asks.
     sampler = getattr(batches, "sampler", loader.sampler)
     splits = any(hasattr(one, "set_epoch") for one in (loader.sampler, batches))

@@ -31,8 +31,8 @@ _ATTRIBUTE = "_mm_runner_sample"
 class DataPosition(NamedTuple):
     """Position of a run in its data.
 
-        ``epoch`` and ``batch`` count passes and, in the current one, batches of this process, of
-        ``num_batches``. ``samples`` is what all processes have drawn of it; ``state`` that of this
+    ``epoch`` and ``batch`` count passes and, in the current one, batches of this process, of
+    ``num_batches``. ``samples`` is what all processes have drawn of it; ``state`` that of this
     process's loader or dataset, or a place of the stream. Each is ``None`` if unknown.
     """
 

@@ -40,8 +40,8 @@ class StreamDataset(Dataset[Any]):
             ``__getitem__`` with a number in the order of the epoch; with either, resuming seeks.
         length: Samples in an epoch, at most as many as the stream has; by default ``len(source)``.
         transform: Of a sample, such as one that decodes it; a function, or its name or config.
-        shuffle_window: Shuffle each window of so many successive samples. Every worker holds one
-            window of undecoded samples, unless the source has ``__getitem__``.
+        shuffle_window: Size of the windows of successive samples that are shuffled. Every worker
+            holds one window of undecoded samples, unless the source has ``__getitem__``.
         seed: Of that shuffle, with the epoch.
 
     Raises:
@@ -99,11 +99,8 @@ class StreamDataset(Dataset[Any]):
         return sample if self.transform is None else self.transform(sample)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "_samples": None,
-            "_window": None,
-        }  # for a worker, which opens its own
+        # For a worker, which opens its own.
+        return {**vars(self), "_samples": None, "_window": None}
 
     def state(self) -> dict[str, Any] | None:
         """Return a place at or before the next sample, as ``start`` takes it; or ``None``."""
@@ -154,13 +151,15 @@ class StreamDataset(Dataset[Any]):
             self._next()
 
     def _open(self, epoch: int, at: int) -> None:
-        """Iterate over the source from its begin, or from ``start`` if that is nearer."""
+        """Iterate over the source from the start, or from ``start`` if that is nearer."""
         self._samples, start = None, self.start
         if start is None or start["epoch"] != epoch or start["at"] > at:
             start = {"at": 0, "state": self._first_state}
         self._set_epoch(epoch)
         if self.has_state:
             self.source.load_state_dict(copy.deepcopy(start["state"]))
+            if start["at"] == 0:  # the state of the first epoch
+                self._set_epoch(epoch)
         with hidden_worker():
             self._samples = iter(self.source)
         self._at = start["at"] if self.has_state else 0
@@ -232,7 +231,7 @@ class StreamLoader(DataLoader[Any]):
         return _Unmarked(super().__iter__(), places)
 
     def place(self, epoch: int, samples: int | None) -> Any:
-        """Return the last place that lies before so many ``samples`` of ``epoch``, if any."""
+        """Return the last place before sample ``samples`` of ``epoch``, if any."""
         for place in reversed(self.places):
             if place is not None and place["epoch"] == epoch and place["at"] <= (samples or 0):
                 return place

@@ -6,8 +6,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
-from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-class TarStream(IterableDataset[dict[str, Any]]):
+class TarStream:
     """Source of a :class:`StreamDataset`: samples of tar files, as dicts of undecoded bytes.
 
     Files that differ only after the first dot of their name are one sample, with these suffixes as
@@ -49,7 +47,6 @@ class TarStream(IterableDataset[dict[str, Any]]):
         """Choose the order of ``epoch``, counted from 0."""
         self.epoch = epoch
 
-    @override
     def __iter__(self) -> Iterator[dict[str, Any]]:
         from webdataset.gopen import gopen  # noqa: PLC0415 - an extra, as the next
         from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415

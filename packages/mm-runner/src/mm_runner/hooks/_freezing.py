@@ -26,18 +26,19 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 class FreezeHook(Hook):
     """Freeze the parameters that patterns name; for a staged thaw give several of these hooks.
 
+    Patterns of several hooks must not overlap; a thaw makes all that its patterns name train.
     Frozen parameters get no gradients, so that the optimizer leaves them as they are. Frozen batch
     normalisations keep their running statistics.
 
     Args:
         patterns: Patterns of names of parameters, in which ``*`` matches dots too:
             ``["backbone.*"]``.
-        num_epochs: Epochs at the begin of the run for which they are frozen. Defaults to ``None``:
-            for all of it.
+        num_epochs: Number of first epochs in which they are frozen, less than the run has. Defaults
+            to ``None``: all of the run.
 
     Raises:
-        ConfigError: If a pattern matches nothing; or, for parameters that thaw in a run of several
-            processes, without ``find_unused_parameters``.
+        ConfigError: If a pattern matches nothing, or nothing would thaw; or, for parameters that
+            thaw in a run of several processes, without ``find_unused_parameters``.
     """
 
     def __init__(self, patterns: Sequence[str] | str, num_epochs: int | None = None) -> None:
@@ -70,6 +71,11 @@ class FreezeHook(Hook):
 
     @override
     def before_train(self, runner: RunView) -> None:
+        if self.num_epochs is not None and self.num_epochs >= runner.max_epochs:
+            raise ConfigError(
+                f"FreezeHook.num_epochs: {self.num_epochs} was given, and the run has "
+                f"{runner.max_epochs} (a run by steps has one): nothing would thaw. Leave it out."
+            )
         thaws = self.num_epochs is not None and runner.epoch < self.num_epochs
         is_ddp = isinstance(runner.model, DistributedDataParallel)
         if thaws and is_ddp and not runner.model.find_unused_parameters:

@@ -27,7 +27,8 @@ class Supervised(BaseModel):
     but for entries that it does not take, and returns a mapping with losses, or the loss.
 
     A prediction is ``(outputs, targets)``, as :class:`~mm_runner.evaluator.Accuracy` takes it, or
-    the outputs alone of a batch without targets. Of outputs that have ``logits``, those count.
+    the outputs alone of a batch without targets. If the output has ``logits``, the prediction is
+    these; of another mapping it is all but the loss.
 
     In checkpoints the parameters have the names that they have in the module; names of the loss's
     parameters begin with ``loss_fn.``.
@@ -75,9 +76,10 @@ class Supervised(BaseModel):
             )
         self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self._targets = (targets,) if isinstance(targets, str) else tuple(targets)
-        parameters = inspect.signature(module.forward).parameters.values()
-        kinds = {one.kind for one in parameters}
-        self._taken = {one.name for one in parameters}
+        # What a module takes that computes its loss itself; others get their inputs by position.
+        parameters = inspect.signature(module.forward).parameters if loss is None else {}
+        kinds = {one.kind for one in parameters.values()}
+        self._taken = set(parameters)
         self._takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
         self._takes_any_number = inspect.Parameter.VAR_POSITIONAL in kinds
 
@@ -95,7 +97,7 @@ class Supervised(BaseModel):
         outputs, targets = call(args, kwargs, mode)
         if mode == "tensor":
             return outputs
-        logits = getattr(outputs, "logits", outputs)
+        logits = _prediction_in(outputs)
         target = targets[0] if len(targets) == 1 else targets
         if mode == "predict":
             return (logits, target) if targets else logits
@@ -109,9 +111,11 @@ class Supervised(BaseModel):
             if mode == "tensor":  # what the module computes from its inputs alone
                 kwargs = {key: one for key, one in kwargs.items() if key not in self._targets}
             return self.net(**self._taken_of(kwargs)), targets
+        if mode == "predict" and len(args) > 1:
+            return self.net(*args[:-1]), args[-1:]
         if len(args) > len(self._taken) and not self._takes_any_number:
             raise self._no_loss(f"does not take batches of {len(args)} parts")
-        return self.net(*args), args[1:][-1:]
+        return self.net(*args), ()
 
     def _call_inputs(self, args: Any, kwargs: Any, mode: str) -> tuple[Any, tuple[Any, ...]]:
         """Call the module with the inputs of a batch; return its outputs, and the targets."""
@@ -166,3 +170,12 @@ class Supervised(BaseModel):
                 f"{', '.join(map(repr, batch))}. Name the keys of yours: Supervised({role}=...)."
             )
         return tuple(batch[key] for key in keys)
+
+
+def _prediction_in(outputs: Any) -> Any:
+    """Return what a metric takes of outputs: the logits, or all but the loss."""
+    if not isinstance(outputs, Mapping):
+        return getattr(outputs, "logits", outputs)
+    if "logits" in outputs:
+        return outputs["logits"]
+    return {name: one for name, one in outputs.items() if name != "loss"}

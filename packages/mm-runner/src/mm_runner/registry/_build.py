@@ -227,10 +227,11 @@ def check_arguments(
         return
     name = name or getattr(component, "__name__", repr(component))
     known = {one.name: one for one in parameters if one.kind in _BY_NAME}
-    # A decorator, as of Hugging Face's configurations, may take more than what it decorates.
-    function = component.__init__ if inspect.isclass(component) else component
-    outer = inspect.signature(function, follow_wrapped=False) if _is_wrapped(function) else None
-    takers = [*parameters, *(outer.parameters.values() if outer else ())]
+    takers = list(parameters)
+    if inspect.isclass(component) and hasattr(component.__init__, "__wrapped__"):
+        # The decorator, as of Hugging Face's configurations, may take more than what it decorates.
+        outer = inspect.signature(component.__init__, follow_wrapped=False)
+        takers += outer.parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takers)
     inherited = _of_bases(component) if takes_any else ()
     for argument in arguments:
@@ -252,10 +253,6 @@ def check_arguments(
                 f"{where}.{parameter.name}: {name} needs this argument; "
                 f"given: {', '.join(map(repr, arguments)) or 'none'}."
             )
-
-
-def _is_wrapped(function: Any) -> bool:
-    return inspect.isfunction(function) and hasattr(function, "__wrapped__")
 
 
 def _of_bases(component: Any) -> set[str]:

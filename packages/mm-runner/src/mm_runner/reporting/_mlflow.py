@@ -81,6 +81,7 @@ class MLflowWriter:
         self._client: Any = None
         self._run_id = self._status = ""
         self._is_own, self._resumes = True, False
+        self._trains = False  # a test in the work directory is not what a training continues
         self._unsent: list[Any] = []
         self._next_attempt_s = 0.0
 
@@ -88,6 +89,7 @@ class MLflowWriter:
         """Log the numbers of ``record`` at its step, or at its epoch."""
         place = record["epoch" if record.get("axis") == "epoch" else "step"]
         now_ms = int(time.time() * 1000)
+        self._trains |= record.get("mode") == "train"
         self._unsent += [
             self._mlflow.entities.Metric(_name(name), float(value), now_ms, place)
             for name, value in named_scalars(record).items()
@@ -130,6 +132,9 @@ class MLflowWriter:
 
     def _send(self) -> None:
         with self._connected() as client:
+            kept = self._log_dir / _KEPT
+            if self._trains and not kept.exists():
+                kept.write_text(self._run_id, encoding="utf-8")
             while self._unsent:
                 try:
                     client.log_batch(self._run_id, metrics=self._unsent[:_MAX_METRICS])
@@ -170,7 +175,6 @@ class MLflowWriter:
             experiment = experiment or client.create_experiment(self._exp_name, self._artifacts)
             run = client.create_run(experiment, tags=self._tags, run_name=self._run_name)
             self._run_id = run.info.run_id
-        (self._log_dir / _KEPT).write_text(self._run_id, encoding="utf-8")
         config = self._log_dir / "config.yaml"
         if config.is_file():
             import yaml  # noqa: PLC0415 - importing the Runner stays cheap
@@ -182,7 +186,7 @@ class MLflowWriter:
         try:
             self._client.update_run(run_id, status="RUNNING")
         except self._mlflow.exceptions.MlflowException as error:
-            if error.get_http_status_code() != 404:  # of another store, or deleted
+            if error.get_http_status_code() not in (400, 404):  # deleted, of another store
                 raise
             return False
         return True

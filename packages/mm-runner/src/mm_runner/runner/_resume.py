@@ -107,7 +107,8 @@ class StartingPoint:
                 f"resume: {runner.work_dir} has no checkpoint; training from the start."
             )
         else:
-            self.content = revised(_read(runner, self.path, content), self._revised)
+            content = _read(runner, self.path, content)
+            self.content = revised(content, self._revised) if self._revised else content
             seed = self.content.get("meta", {}).get("seed") if self.resume else None
             if seed not in (None, runner.seed):
                 if runner.has_own_seed:

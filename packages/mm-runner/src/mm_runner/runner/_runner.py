@@ -193,7 +193,7 @@ class Runner:
 
         Args:
             loader: A ``DataLoader``, or its config, that does not shuffle; by default
-                ``test_dataloader``, which needs no ``test_evaluator`` for this.
+                ``test_dataloader``.
 
         Returns:
             On the main process the predictions for the whole dataset in its order, on the CPU, in

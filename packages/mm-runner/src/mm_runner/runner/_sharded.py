@@ -68,7 +68,7 @@ def restore_weights(runner: Runner, weights: Mapping[str, Any], *, strict: bool)
         CheckpointError: If nothing fits the model, or when ``strict``, not everything does.
     """
     sharded, bare = as_sharded(runner.model), unwrap_model(runner.model)
-    own = bare.state_dict()
+    own = renamed(bare.state_dict(), lambda name: name.replace("_orig_mod.", ""))
     if sharded is None:
         problems = load_weights(bare, weights, strict=strict)
     else:
@@ -162,11 +162,19 @@ def read_own_shards(
         for name, one in model.module.named_parameters()
         if hasattr(one, "placements")
     }
+    prefix = getattr(model.module, "weights_prefix", "")
     # The moments of a parameter have its shape, and mostly its layout.
     alike = {one.shape: one for one in named.values()}
 
     def empty(key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        like = named.get(key.partition(".")[2])
+        name = key.partition(".")[2]
+        # The averages' own weights, and averages, have the name of the parameter behind a word.
+        names = (
+            name,
+            f"{prefix}{name}",
+            *(name.removeprefix(one) for one in ("module.", "average.")),
+        )
+        like = next((named[one] for one in names if one in named), None)
         like = alike.get(shape) if like is None or like.shape != shape else like
         if like is None:
             return torch.empty(shape, dtype=dtype)

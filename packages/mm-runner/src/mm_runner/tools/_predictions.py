@@ -130,7 +130,10 @@ def _write_table(parts: dict[str, Any], file: Any) -> None:
 def _write_arrays(parts: dict[str, Any], file: Any) -> None:
     import numpy as np  # noqa: PLC0415 - no requirement of ours
 
-    np.savez(file, **{name: _array(part) for name, part in _flat(parts)})
+    arrays = {name: _array(part) for name, part in _flat(parts)}
+    if "file" in arrays:  # an argument of savez
+        raise ConfigError(".npz can hold no part called 'file'. Give .jsonl or .pt instead.")
+    np.savez(file, **arrays)
 
 
 def _write_array(parts: dict[str, Any], file: Any) -> None:
