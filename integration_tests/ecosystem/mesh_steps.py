@@ -113,7 +113,7 @@ def main(name, options):
         load_from=options.get("load_from"),
         resume="load_from" in options,
         randomness={"seed": 7, "diff_rank_seed": "dropout" in options},
-        custom_hooks=[Note(name)],
+        custom_hooks=[Note(name), {"type": "EMAHook", "momentum": 0.1}],
         cfg={
             "model_wrapper_cfg": wrapper,
             **({"compile": options["compile"]} if "compile" in options else {}),

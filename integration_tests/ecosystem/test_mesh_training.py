@@ -1,6 +1,8 @@
 """A transformer split over processes, sharded over others, and the whole one train alike."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,19 @@ pytestmark = pytest.mark.skipif(TORCH < (2, 8), reason="sharding on the CPU need
 
 
 @pytest.fixture
-def losses_of(run_ranks, tmp_path):
+def losses_of(tmp_path):
     def run(name, world_size, **options):
-        run_ranks(SCRIPT, world_size, name, json.dumps(options))
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        done = subprocess.run(
+            [sys.executable, *(ranks if world_size > 1 else ()), SCRIPT, name, json.dumps(options)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
         return json.loads((tmp_path / name / "losses.json").read_text())
 
     return run
