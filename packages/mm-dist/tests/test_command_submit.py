@@ -66,9 +66,10 @@ def test_slurm_script_of_a_module_with_defaults(printed):
         "open-mode": "append",
         "nodes": "1",
         "ntasks-per-node": "1",
+        "no-requeue": "",
     }
     assert script.endswith(f"{sys.executable} -m pkg.train 'a b.yaml'\n")
-    assert "requeue" not in script
+    assert "scontrol" not in script
 
 
 def test_ray_job_has_a_driver_with_a_worker_for_each_process(printed):

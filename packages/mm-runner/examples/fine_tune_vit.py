@@ -34,7 +34,7 @@ def train(name: str, dataset: Dataset, classes: int, epochs: int, **more: object
     ).train()
 
 
-train("pretrained", few, classes=5, epochs=4)
+train("pretrained", few, classes=5, epochs=8)
 frozen = {"type": "FreezeHook", "patterns": ["blocks.*", "patch_embed.*"], "num_epochs": 2}
-last = "work_dirs/pretrained/epoch_4.pth"  # all of it fits but the head
-train("fine_tuned", digits, classes=10, epochs=6, load_from=last, custom_hooks=[frozen])
+last = "work_dirs/pretrained/epoch_8.pth"  # all of it fits but the head
+train("fine_tuned", digits, classes=10, epochs=12, load_from=last, custom_hooks=[frozen])

@@ -96,7 +96,7 @@ def _check(path: str, value: Any, rule: Any) -> Any:
             hint = suggest_name(str(key), rule)
             shown = repr(key).strip("'")  # in one line
             known = ", ".join(name for name in rule if name.isidentifier())
-            there = f"unknown; there are: {known}.{hint}" if known else "is no name of this kind."
-            raise ConfigError(f"{prefix}{shown}: {there}")
+            there = f"there are: {known}.{hint}" if known else "it is no name of this kind."
+            raise ConfigError(f"{prefix}{shown}: unknown; {there}")
         rules[key] = found[0]
     return {key: _check(f"{prefix}{key}", value[key], rules[key]) for key in value}
