@@ -125,6 +125,10 @@ class StreamDataset(Dataset[Any]):
         begin, end = number * size, min((number + 1) * size, self.length)
         if self._process != os.getpid():  # a fork shares the positions of open files
             self._close()
+            shared = getattr(self.source, "_epoch", None)
+            if isinstance(shared, torch.Tensor):
+                # Hugging Face's datasets share it among the workers, which set it all at once.
+                self.source._epoch = shared.clone()  # noqa: SLF001
         if size > 1:
             place = self._shuffled((epoch, number), end - begin)[place]
         if self.is_indexed:
