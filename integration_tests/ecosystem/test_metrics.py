@@ -22,7 +22,7 @@ CASES = metric_cases.cases()
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def reported(request, tmp_path_factory):
-    """Return what the Runner reports on so many ranks, by case, and for all ranks the same."""
+    """Return the Runner's report by case, after checking that all ranks agree."""
     folder, ranks = tmp_path_factory.mktemp("run"), request.param
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *(launcher if ranks > 1 else []), str(SCRIPT), str(folder)]

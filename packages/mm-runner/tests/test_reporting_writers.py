@@ -41,7 +41,7 @@ class Collects:
 
 
 class Follows(Collects):
-    """Notes what it is told of the training."""
+    """Records the calls that a training makes."""
 
     def resume(self):
         self.records.append("resume")

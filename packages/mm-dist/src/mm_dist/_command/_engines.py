@@ -134,7 +134,7 @@ def _write_pods(job: dict[str, Any]) -> dict[str, Any]:
         {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in claims
     ]
     pod = {
-        # A pod that was told to stop ends with status 75.
+        # A pod that received SIGTERM exits with status 75.
         "restartPolicy": "OnFailure" if job["requeue"] else "Never",
         "terminationGracePeriodSeconds": 120,  # for the end of a step, and a checkpoint
         "containers": [container],

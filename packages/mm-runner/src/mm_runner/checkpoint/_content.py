@@ -61,9 +61,12 @@ def saved_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
 
 def own_names(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return weights of a checkpoint by the names that ``model`` has for them, free of wrappers."""
-    prefix, own = _prefix_of(model), model.state_dict()
+    prefix = _prefix_of(model)
+    if not prefix or not isinstance(weights, Mapping):
+        return weights
+    own = model.state_dict()
     known = {clean_name(name) for name in (*own, *(f"{name}." for name in _metadata_of(own)))}
-    if not prefix or all(name in known for name in weights):
+    if all(name in known for name in weights):
         return weights
 
     def own_name(name: str) -> str:

@@ -167,7 +167,8 @@ class Recipe:
         if loader is None:
             raise ConfigError(
                 "predict(): no loader was given, and the Runner has no test_dataloader. Give "
-                "predict() a DataLoader or its config, or the Runner a test_dataloader."
+                "predict() a DataLoader or its config; or the Runner a test_dataloader with "
+                "test_evaluator."
             )
         loader = self._loader_of(run, loader, where)
         if is_shuffled(loader):
