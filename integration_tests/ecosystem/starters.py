@@ -53,7 +53,16 @@ def _submit(work_dir, cluster, **layout):
 
     executor = submitit.AutoExecutor(f"{work_dir}.submitit", cluster=cluster)
     executor.update_parameters(timeout_min=10, **layout)
-    executor.submit(run_script, str(work_dir)).results()
+    function = run_with_torch_variables if cluster == "local" else run_script
+    executor.submit(function, str(work_dir)).results()
+
+
+def run_with_torch_variables(work_dir):
+    """Run the script in a task of the local executor, which has no launcher of its own here."""
+    import submitit  # noqa: PLC0415 - of this one only
+
+    submitit.helpers.TorchDistributedEnvironment().export()
+    run_script(work_dir)
 
 
 def run_script(work_dir, *options):

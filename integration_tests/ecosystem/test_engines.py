@@ -127,7 +127,7 @@ def test_launchers(run, tmp_path, expected, launcher, command):
         ("spawn_with_variables", "pytorch"),
         ("fork_with_variables", "pytorch"),
         ("spawn_with_group", "none"),
-        ("submitit_local", "submitit"),
+        ("submitit_local", "pytorch"),
     ],
 )
 def test_processes_started_from_python(run, tmp_path, expected, how, launcher):

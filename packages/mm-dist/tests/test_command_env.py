@@ -36,7 +36,7 @@ def test_env_takes_the_launchers_that_there_are(capsys, install_plugin):
         main(["env", "--launcher=torch"])
     error = capsys.readouterr().err.replace("'", "")
     assert "torch" in error
-    assert error.endswith("(choose from auto, none, pytorch, slurm, mpi, submitit, cloud)\n")
+    assert error.endswith("(choose from auto, none, pytorch, slurm, mpi, cloud)\n")
     assert main(["env", "--launcher=cloud"]) == 1
     assert "cannot be used: 'CLOUD_RANK'" in capsys.readouterr().out
 

@@ -28,7 +28,6 @@ TABLE = [
     ("MPICH", "mpi", (1, 1, 2, 2, 1, None), ("127.0.0.1", 29500)),
     ("INTEL_MPI", "mpi", (1, 1, 2, 2, 1, None), ("127.0.0.1", 14573)),
     ("PYTORCH_JOB", "pytorch", (1, 0, 2, 1, None, None), ("job-master-0", 23456)),
-    ("SUBMITIT_LOCAL", "submitit", (1, 1, 2, 2, 1, 0), ("127.0.0.1", 12780)),
 ]
 
 

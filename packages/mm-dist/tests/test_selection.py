@@ -53,7 +53,7 @@ def test_auto_takes_the_launcher_that_started_the_process(env, name):
     assert select_launcher("auto", env).name == name
 
 
-@pytest.mark.parametrize("name", ["none", "pytorch", "slurm", "mpi", "submitit"])
+@pytest.mark.parametrize("name", ["none", "pytorch", "slurm", "mpi"])
 def test_select_launcher_finds_our_own_by_metadata(name):
     assert select_launcher(name, {}).name == name
 
@@ -70,7 +70,7 @@ def test_installed_launcher_is_selected_and_detected(install_plugin):
 
 
 def test_select_launcher_suggests_a_near_name():
-    message = r"'slrum' is not known; there are: auto, none, .*, mpi, submitit\..*mean 'slurm'"
+    message = r"'slrum' is not known; there are: auto, none, .*, slurm, mpi\..*mean 'slurm'"
     with pytest.raises(ConfigError, match=message):
         select_launcher("slrum", {})
 

@@ -44,7 +44,6 @@ from mm_dist._launchers._selection import (
     infer_launcher,
 )
 from mm_dist._launchers._slurm import SlurmLauncher  # noqa: F401
-from mm_dist._launchers._submitit import SubmititLauncher  # noqa: F401
 from mm_dist._local_group import get_default_group, get_local_group, init_local_group
 from mm_dist._process_group._arguments import check_dist_arguments
 from mm_dist._process_group._ending import destroy_dist

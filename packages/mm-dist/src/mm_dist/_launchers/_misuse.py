@@ -7,9 +7,8 @@ from mm_dist._errors import LaunchError
 from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._launchers._mpi import find_mpi_place
 from mm_dist._launchers._slurm import find_slurm_place, is_in_step
-from mm_dist._launchers._submitit import find_submitit_place
 
-_FINDERS = {"slurm": find_slurm_place, "mpi": find_mpi_place, "submitit": find_submitit_place}
+_FINDERS = {"slurm": find_slurm_place, "mpi": find_mpi_place}
 
 
 def find_enclosing(env: Mapping[str, str]) -> tuple[str, tuple[int, int]] | None:
@@ -65,7 +64,7 @@ def describe_misuse(
             "(SLURM_NTASKS), but srun did not start this process, so it runs alone. Start the "
             f"script with: srun python script.py {silence}"
         )
-    least = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1}
+    least = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1, "SUBMITIT_LOCAL_NTASKS": 2}
     found = [name for name, number in least.items() if _read_count(env, name) >= number]
     if env.get("PET_MASTER_ADDR") or env.get("PET_RDZV_ENDPOINT"):
         # A pod of Kubernetes, one of several; the options alone may be somebody's defaults.
@@ -77,8 +76,8 @@ def describe_misuse(
         absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
         return (
             f"{absent}, but {values}, as if there were several processes; this one would train "
-            "alone. Start the script with: torchrun --nproc_per_node=N script.py, or: mm-dist run "
-            f"--nproc-per-node=N script.py {silence}"
+            f"alone. Set {' and '.join(missing)}, or start the script with: torchrun "
+            f"--nproc_per_node=N script.py, or: mm-dist run --nproc-per-node=N script.py {silence}"
         )
     if multiprocessing.parent_process() is not None:
         return (

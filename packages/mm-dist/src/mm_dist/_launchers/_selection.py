@@ -14,7 +14,7 @@ from mm_dist._plugins import find_plugins
 
 GROUP = "mm.launchers"
 # The order in which 'auto' asks; launchers of other distributions come next, 'none' last.
-OWN_ORDER = ("pytorch", "slurm", "mpi", "submitit")
+OWN_ORDER = ("pytorch", "slurm", "mpi")
 
 
 class NoLauncher:

@@ -54,8 +54,8 @@ def init_dist(
     (as torch's ``record`` does), and its last line names this rank.
 
     Args:
-        launcher: ``auto``, ``none``, ``pytorch``, ``slurm``, ``mpi``, ``submitit``, or the name
-            of an installed launcher. ``auto`` finds out from the environment.
+        launcher: ``auto``, ``none``, ``pytorch``, ``slurm``, ``mpi``, or the name of an
+            installed launcher. ``auto`` finds out from the environment.
         backend: ``nccl``, ``gloo``, ..., or pairs as ``cpu:gloo,cuda:nccl``. Defaults to that of
             the device. One that cannot run here is replaced by that default, with a warning.
         timeout: Longest time that a collective may take, in seconds or as ``timedelta``; also how

@@ -59,8 +59,7 @@ class Runner:
         load_from: Checkpoint, safetensors file or Hugging Face directory to take the weights from;
             ``dict(checkpoint=..., revise_keys=...)`` changes their names by regular expressions.
         resume: Continue from ``load_from``, or from the newest checkpoint in ``work_dir`` if any.
-        launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"``, ``"mpi"`` or
-            ``"submitit"``.
+        launcher: ``"auto"``, ``"none"``, ``"pytorch"``, ``"slurm"`` or ``"mpi"``.
         env_cfg: ``cudnn_benchmark``, ``mp_cfg``, ``dist_cfg``, ``npu_cfg``, ``resource_limit``.
         log_processor: See :class:`mm_runner.reporting.LogProcessor`.
         log_level: As in :mod:`logging`.
