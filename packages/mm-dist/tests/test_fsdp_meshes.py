@@ -20,17 +20,27 @@ PLAN = {
     "layers.*.down": "rowwise",
     "head": "colwise_gather",
 }
-# Between the layers each tensor rank has a part of the sequence.
-SEQUENCE_PLAN = {
-    **PLAN,
-    "embed": "rowwise_sequence",
-    "layers.*.norm*": "sequence",
-    "layers.*.[qkv]": "colwise_sequence",
-    "layers.*.out": "rowwise_sequence",
-    "layers.*.up": "colwise_sequence",
-    "layers.*.down": "rowwise_sequence",
-    "head": "colwise_gather_sequence",
-}
+
+
+def plan_of_objects():
+    """Return a plan of torch's objects: between the layers each rank has a part of the sequence."""
+    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 - not in old torch
+    from torch.distributed.tensor.parallel import (  # noqa: PLC0415
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    colwise = ColwiseParallel(input_layouts=Shard(1))
+    rowwise = RowwiseParallel(output_layouts=Shard(1))
+    return {
+        **PLAN,
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "layers.*.norm?": SequenceParallel(use_local_output=True),
+        **dict.fromkeys(["layers.*.[qkv]", "layers.*.up"], colwise),
+        **dict.fromkeys(["layers.*.out", "layers.*.down"], rowwise),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
 
 
 class Layer(nn.Module):
@@ -146,7 +156,7 @@ def test_meshes_train_as_one_process(run_ranks):
 def _states_fit_other_meshes(rank):
     alone = Alone()
     train(alone, Optim(alone), batches(3))
-    wrapper = sharded(SEQUENCE_PLAN, data=2)
+    wrapper = sharded(plan_of_objects(), data=2)
     optim = Optim(wrapper)
     train(wrapper, optim, batches(2))
     weights, state = wrapper.full_state_dict(), wrapper.optimizer_state_dict(optim.optimizer)
@@ -162,7 +172,7 @@ def _states_fit_other_meshes(rank):
     assert_trained_alike(wrapper, alone)
 
 
-def test_sequences_are_split_and_states_fit_other_meshes(run_ranks):
+def test_objects_of_torch_split_sequences_and_states_fit_other_meshes(run_ranks):
     run_ranks(_states_fit_other_meshes, 4)
 
 

@@ -11,13 +11,12 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import Replicate
 from torch.optim import Optimizer
 
 from mm_dist._collectives._objects import broadcast_object_list
 from mm_dist._errors import ConfigError
 from mm_dist._wrappers._sharding import broadcast_over, mesh_device
-from mm_dist._wrappers._tensor_parallel import TENSOR
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -67,8 +66,9 @@ def read_optimizer(
         {**group, "params": own} for group, own in zip(saved["param_groups"], groups, strict=True)
     ]
     if _is_full(kind):
-        whole = {name: _gather(values, mesh) for name, values in state.items()}
-        return {"state": whole, "param_groups": named} if _is_first_rank(mesh) else {}
+        state = {name: _gather(values, mesh) for name, values in state.items()}
+        if not _is_first_rank(mesh):
+            return {}
     return {"state": state, "param_groups": named}
 
 
@@ -82,7 +82,8 @@ def load_optimizer(
     """Load the state of an optimizer, by names of parameters."""
     own = _names_by_group(module, optimizer)
     groups, states = state.get("param_groups", []), state.get("state", {})
-    if _is_full(kind):
+    is_full, plan = _is_full(kind), states
+    if is_full:
         groups = _broadcast(groups, mesh)
         plan = {name: _share(states.get(name, {}), mesh) for name in _broadcast(list(states), mesh)}
     saved = [group["params"] for group in groups]
@@ -91,26 +92,21 @@ def load_optimizer(
             f"The state does not fit: its parameter groups hold {saved}, the optimizer's {own}. "
             "Load the state of the same optimizer."
         )
-    parameters = dict(module.named_parameters())
-    by_name = {_plain_name(name): parameter for name, parameter in parameters.items()}
-    if not _is_full(kind):
-        states = {
-            name: {key: _lay_out(value, by_name[name]) for key, value in values.items()}
-            for name, values in states.items()
-        }
-    else:
-        states = {
-            name: {
-                key: _scatter(states.get(name, {}).get(key), value, by_name[name], mesh)
-                for key, value in values.items()
-            }
-            for name, values in plan.items()
-        }
+    parameters = {_plain_name(name): one for name, one in module.named_parameters()}
+
+    def place(name: str, key: str, value: Any) -> Any:
+        if is_full:
+            value = _scatter(states.get(name, {}).get(key), value, parameters[name], mesh)
+        return _lay_out(value, parameters[name])
+
     names = [name for group in own for name in group]
     positions = {name: index for index, name in enumerate(names)}
     optimizer.load_state_dict(
         {
-            "state": {positions[name]: values for name, values in states.items()},
+            "state": {
+                positions[name]: {key: place(name, key, value) for key, value in values.items()}
+                for name, values in plan.items()
+            },
             "param_groups": [
                 {**group, "params": [positions[name] for name in group["params"]]}
                 for group in groups
@@ -180,15 +176,9 @@ def _scatter(whole: Any, planned: Any, like: Any, mesh: "DeviceMesh") -> Any:
     values = torch.empty(planned.shape, dtype=planned.dtype, device=mesh_device(mesh))
     if _is_first_rank(mesh):
         values.copy_(whole)
-    is_sharded = hasattr(like, "placements") and like.shape == values.shape
-    if is_sharded and TENSOR in (mesh.mesh_dim_names or ()):
-        broadcast_over(mesh, values)
-        return _cut(values, like)
-    if is_sharded:
-        # The values of the first rank are what this sends; the others' only give the shape.
-        return distribute_tensor(values, like.device_mesh, like.placements).to(like.device)
     broadcast_over(mesh, values)
-    return values.to(like.device)
+    is_sharded = hasattr(like, "placements") and like.shape == values.shape
+    return _cut(values, like) if is_sharded else values.to(like.device)
 
 
 def _join(spread: Any) -> Any:

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 DATA, TENSOR = "data", "tensor"
 
-_STYLES = (
-    *("colwise", "colwise_gather", "colwise_sequence", "colwise_gather_sequence"),
-    *("rowwise", "rowwise_split", "rowwise_sequence", "sequence", "head_norm", "replicate"),
-)
+_STYLES = ("colwise", "colwise_gather", "rowwise", "rowwise_split", "head_norm", "replicate")
 # Names in the plans of transformers.
 _SYNONYMS = {
     "colwise_rep": "colwise_gather",
@@ -120,24 +117,19 @@ def _data_dim(parameter: Any, num_shards: int) -> int | None:
 
 
 def _make_style(name: str, layer: nn.Module) -> Any:
-    from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415 (slow to import)
+    from torch.distributed.tensor import Replicate  # noqa: PLC0415 (slow to import)
     from torch.distributed.tensor.parallel import (  # noqa: PLC0415
         ColwiseParallel,
         RowwiseParallel,
         SequenceParallel,
     )
 
-    if name in ("sequence", "head_norm"):  # heads come third: (batch, sequence, heads, features)
-        return SequenceParallel(sequence_dim=1 + (name == "head_norm"), use_local_output=True)
-    options = name.split("_")[1:]
-    sequence = Shard(1) if "sequence" in options else None
+    if name == "head_norm":  # heads come third: (batch, sequence, heads, features)
+        return SequenceParallel(sequence_dim=2, use_local_output=True)
     if name.startswith("colwise"):
-        output = Replicate() if "gather" in options else None
-        return ColwiseParallel(input_layouts=sequence, output_layouts=output)
-    takes_whole = "split" in options or isinstance(layer, nn.Embedding)
-    return RowwiseParallel(
-        input_layouts=Replicate() if takes_whole else None, output_layouts=sequence
-    )
+        return ColwiseParallel(output_layouts=Replicate() if name == "colwise_gather" else None)
+    takes_whole = name == "rowwise_split" or isinstance(layer, nn.Embedding)
+    return RowwiseParallel(input_layouts=Replicate() if takes_whole else None)
 
 
 def _read_plan(root: nn.Module, plan: Any, size: int) -> dict[str, Any]:
@@ -228,7 +220,7 @@ def _find_problem(
     parent = modules.get(name.rpartition(".")[0])
     is_attention = re.search("attention|attn", type(parent).__name__, re.IGNORECASE)
     owners = [parent, getattr(parent, "config", None) if is_attention else None]
-    for key in _HEADS if style in ("colwise", "colwise_sequence") else ():
+    for key in _HEADS if style == "colwise" else ():
         heads = next((getattr(one, key) for one in owners if hasattr(one, key)), None)
         if isinstance(heads, int) and heads % size:
             return (

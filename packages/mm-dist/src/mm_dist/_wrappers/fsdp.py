@@ -66,9 +66,7 @@ class MMFullyShardedDataParallel(nn.Module):
         plan: What the tensor ranks split. Patterns on module names, of which the last that matches
             counts, with styles: ``{"layers.*.q": "colwise", "layers.*.out": "rowwise"}``. An error
             lists the styles; torch's ``ParallelStyle`` objects are accepted too. ``"auto"`` takes
-            the plan that a model brings as ``_tp_plan``, or the one shipped for it. Layers are
-            split before they are sharded, so a model on the meta device gets all its values at
-            once.
+            the plan that a model brings as ``_tp_plan``, or the one shipped for it.
 
     Attributes:
         module: The sharded model.
