@@ -7,13 +7,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-from ._sampler import batch_seed
+from ._sampler import draw_order
 
 
 class MDSStream(Dataset[dict[str, Any]]):
@@ -68,8 +67,7 @@ class MDSStream(Dataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of ``epoch``, counted from 0."""
-        generator = torch.Generator().manual_seed(batch_seed(self.seed, -1, epoch, 0))
-        order = torch.randperm(len(self._shards), generator=generator).tolist()
+        order = draw_order(len(self._shards), self.seed, epoch)
         self._order = [self._shards[i] for i in order] if self.shuffle else self._shards
         self._ends = list(accumulate(shard.samples for shard in self._order))
 

@@ -17,7 +17,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.registry import DATASETS, build_from_cfg, short_repr
 
 from ._batches import resolve_function
-from ._sampler import DefaultSampler, batch_seed
+from ._sampler import DefaultSampler, draw_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,8 +144,7 @@ class StreamDataset(Dataset[Any]):
 
     def _shuffled(self, window: tuple[int, int], size: int) -> list[int]:
         if self._order is None or self._order[0] != window:
-            generator = torch.Generator().manual_seed(batch_seed(self.seed, -1, *window))
-            self._order = (window, torch.randperm(size, generator=generator).tolist())
+            self._order = (window, draw_order(size, self.seed, *window))
         return self._order[1]
 
     def _seek(self, epoch: int, at: int) -> None:

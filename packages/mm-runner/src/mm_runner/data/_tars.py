@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mm_runner.errors import ConfigError
 
-from ._sampler import batch_seed
+from ._sampler import draw_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,5 +69,4 @@ class TarStream:
     def _order(self) -> list[str]:
         if not self.shuffle:
             return self.urls
-        generator = torch.Generator().manual_seed(batch_seed(self.seed, -1, self.epoch, 0))
-        return [self.urls[i] for i in torch.randperm(len(self.urls), generator=generator).tolist()]
+        return [self.urls[i] for i in draw_order(len(self.urls), self.seed, self.epoch)]
