@@ -160,22 +160,19 @@ def test_arrays_keep_their_types(tmp_path):
         assert numpy.array_equal(arrays["0"], SCORES.numpy(), equal_nan=True)
         assert arrays["1"].dtype == "int64"
         assert arrays["2"].tolist() == ["a", "b"]
-    write_predictions(SCORES.bfloat16(), tmp_path / "out.npy")
-    found = numpy.load(tmp_path / "out.npy")
-    assert numpy.array_equal(found, SCORES.numpy(), equal_nan=True)
+    write_predictions(SCORES.bfloat16(), tmp_path / "out.npz")
+    with numpy.load(tmp_path / "out.npz") as arrays:
+        assert numpy.array_equal(arrays["prediction"], SCORES.numpy(), equal_nan=True)
 
 
 @pytest.mark.parametrize(
     ("predictions", "name", "error", "message"),
     [
-        ([torch.ones(1), torch.ones(2)], "out.csv", ConfigError, r"prediction: samples differ"),
-        ([{"a": [1]}, {"a": [2]}], "out.npz", ConfigError, r"^a: samples differ"),
-        ((SCORES, SCORES), "out.npy", ConfigError, r"there are prediction, target\. Give \.npz"),
         (SCORES, "out.txt", ConfigError, r"ends in \.jsonl, \.csv, .*\.pt is needed"),
         ((SCORES, [1]), "out.csv", ConfigError, r"hold 2 and 1 samples"),
         (SCORES, "a_file/out.csv", PredictionsError, r"out\.csv could not be written: "),
     ],
-    ids=["ragged", "nested", "several", "ending", "sizes", "unwritable"],
+    ids=["ending", "sizes", "unwritable"],
 )
 def test_what_does_not_fit_is_refused_and_leaves_no_file(
     tmp_path, predictions, name, error, message
@@ -184,6 +181,22 @@ def test_what_does_not_fit_is_refused_and_leaves_no_file(
     with pytest.raises(error, match=message):
         write_predictions(predictions, tmp_path / name)
     assert [one.name for one in tmp_path.iterdir()] == ["a_file"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "name", "message"),
+    [
+        ([torch.ones(1), torch.ones(2)], "out.csv", r"prediction: samples differ"),
+        ([{"a": [1]}, {"a": [2]}], "out.npz", r"^a: samples differ"),
+    ],
+    ids=["ragged", "nested"],
+)
+def test_what_does_not_fit_the_format_is_saved_in_ours(tmp_path, predictions, name, message):
+    pytest.importorskip("numpy")
+    with pytest.raises(ConfigError, match=f"{message}.* They are in .*{name}.pt"):
+        write_predictions(predictions, tmp_path / name)
+    assert [one.name for one in tmp_path.iterdir()] == [f"{name}.pt"]
+    assert str(load_predictions(tmp_path / f"{name}.pt")) == str(predictions)
 
 
 _CONFIG = """
@@ -227,13 +240,12 @@ def test_the_command_writes_the_predictions_of_a_checkpoint(run_folder, capsys):
     [
         (["--out", "out.xlsx"], r"out.xlsx: a path that ends in .jsonl"),
         (["--out", "run.yaml/out.csv"], r"--out: run.yaml/out.csv was given, and it cannot be"),
-        (["--out", "out.npy"], r".npy holds one array; there are prediction, target"),
         (
             ["--out", "out.csv", "--data", "val", "--cfg-options", "val_dataloader=None"],
             r"val_dataloader: this key is missing",
         ),
     ],
-    ids=["ending", "unwritable", "first_batch", "missing"],
+    ids=["ending", "unwritable", "missing"],
 )
 def test_the_command_refuses_early(run_folder, capsys, arguments, message):
     before = set(run_folder.iterdir())

@@ -23,7 +23,7 @@ def predict(parser: ArgumentParser) -> Callable[[Namespace], None]:
     of the dataset. Metrics are neither needed nor computed.
     """
     add_config_arguments(parser, switches=False)
-    _add_files(parser, "ends in .jsonl, .csv (a column for each number), .npz, .npy or .pt")
+    _add_files(parser, "ends in .jsonl, .csv (a column for each number), .npz or .pt")
     parser.add_argument(
         "--data", choices=["test", "val"], default="test", help="whose dataloader (%(default)s)"
     )
@@ -49,7 +49,6 @@ def _run_predict(options: Namespace) -> None:
     _drop_phases_without_metrics(cfg)
     runner = Runner.from_cfg(cfg)
     runner.load_checkpoint(options.checkpoint, strict=True)
-    runner.register_hook(_predictions.FormatCheckHook(out))
     predictions = runner.predict(loader)
     run_on_main(lambda: _predictions.write_predictions(predictions, out))
     if predictions is not None:

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from mm_runner.checkpoint._writing import write_atomically
 from mm_runner.errors import CheckpointError, ConfigError, PredictionsError
 from mm_runner.evaluator import PREDICTION_SUFFIXES, join, on_host, save_predictions, split
 from mm_runner.evaluator._predictions import size_of
-from mm_runner.hooks import Hook
 
 _PAIR = ("prediction", "target")
 
@@ -35,11 +33,11 @@ def write_predictions(predictions: Any, path: str | Path) -> None:
         predictions: As :meth:`mm_runner.Runner.predict` returns them.
         path: Its ending chooses the format: ``.jsonl``, an object for each sample; ``.csv``, a row
             for each sample and a column for each number; ``.npz``, an array for each part;
-            ``.npy``, a single array; ``.pt``, ``.pth``, ``.pkl``, as
-            :func:`mm_runner.evaluator.load_predictions` reads it.
+            ``.pt``, ``.pth``, ``.pkl``, as :func:`mm_runner.evaluator.load_predictions` reads it.
 
     Raises:
-        ConfigError: If the ending is another one, or the predictions do not fit the format.
+        ConfigError: If the ending is another one, or the predictions do not fit the format; those
+            are then in a file beside it, with ``.pt`` behind its name.
         PredictionsError: If the file cannot be written.
     """
     path = Path(path)
@@ -51,6 +49,10 @@ def write_predictions(predictions: Any, path: str | Path) -> None:
         return
     try:
         write_atomically(path, lambda file: write(_named(predictions), file))
+    except ConfigError as error:
+        kept = path.with_name(f"{path.name}.pt")
+        save_predictions(predictions, kept)
+        raise ConfigError(f"{error} They are in {kept}.") from error
     except CheckpointError as error:
         raise PredictionsError(f"{path} could not be written: {error.__cause__}.") from error
 
@@ -60,22 +62,8 @@ def check_predictions_format(path: Path) -> None:
     suffix, known = path.suffix.lower(), [*_FORMATS, *PREDICTION_SUFFIXES]
     if suffix not in known:
         raise ConfigError(f"{path}: a path that ends in {', '.join(known)} is needed.")
-    if suffix in (".npz", ".npy") and find_spec("numpy") is None:
+    if suffix == ".npz" and find_spec("numpy") is None:
         raise ConfigError(f"{path}: {suffix} needs NumPy: pip install numpy.")
-
-
-class FormatCheckHook(Hook):
-    """Raise after the first batch if its predictions do not fit the format of ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        self._write = _FORMATS.get(path.suffix.lower())
-
-    @override
-    def after_test_iter(
-        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
-    ) -> None:
-        if batch_idx == 0 and self._write is not None:
-            self._write(_named(on_host(outputs)), io.BytesIO())
 
 
 def _named(predictions: Any) -> dict[str, Any]:
@@ -130,25 +118,14 @@ def _write_table(parts: dict[str, Any], file: Any) -> None:
 def _write_arrays(parts: dict[str, Any], file: Any) -> None:
     import numpy as np  # noqa: PLC0415 - no requirement of ours
 
-    arrays = {name: _array(part) for name, part in _flat(parts)}
+    # NumPy has no bfloat16.
+    arrays = {
+        name: part.float() if getattr(part, "dtype", None) is torch.bfloat16 else part
+        for name, part in _flat(parts)
+    }
     if "file" in arrays:  # an argument of savez
         raise ConfigError(".npz can hold no part called 'file'. Give .jsonl or .pt instead.")
     np.savez(file, **arrays)
-
-
-def _write_array(parts: dict[str, Any], file: Any) -> None:
-    import numpy as np  # noqa: PLC0415 - as above
-
-    found = dict(_flat(parts))
-    if len(found) != 1:
-        raise ConfigError(f".npy holds one array; there are {', '.join(found)}. Give .npz instead.")
-    np.save(file, *map(_array, found.values()))
-
-
-def _array(part: Any) -> Any:
-    if isinstance(part, Tensor) and part.dtype is torch.bfloat16:  # which NumPy has not
-        return part.float()
-    return part
 
 
 def _flat(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -174,5 +151,4 @@ _FORMATS: dict[str, Callable[[dict[str, Any], Any], None]] = {
     ".jsonl": _write_lines,
     ".csv": _write_table,
     ".npz": _write_arrays,
-    ".npy": _write_array,
 }
