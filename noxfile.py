@@ -53,8 +53,13 @@ DEFAULT_TORCH = "2.13.0"
 PEERS = (
     "accelerate==1.15.0",
     "lightning-fabric==2.6.6",
+    "pytorch-lightning==2.6.6",
     "mmengine==0.10.7",
+    "setuptools<81",  # mmengine imports pkg_resources
     "transformers==5.23.0",
+    "timm==1.0.31",
+    "torchvision==0.29.1",
+    "matplotlib",
 )
 # MMEngine with a library, and their maintained fork, each with the newest of what they import that
 # they still work with. Two of the fork's libraries name requirements that cannot be met together.
@@ -262,17 +267,13 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what our code costs; names after ``--`` choose the benchmarks, all by default."""
-    install_wheels(session, DEFAULT_TORCH, *PEERS)
-    folder = ROOT / "integration_tests" / "benchmarks"
-    available = {path.stem: path for path in sorted(folder.glob("*.py"))}
-    unknown = set(session.posargs) - set(available)
-    if unknown:
-        session.error(f"No benchmark {sorted(unknown)}; there are: {', '.join(available)}.")
+    """Compare speed with the peers', into ``.nox/bench``; ``-- --quick`` takes two minutes."""
+    install_wheels(session, LIBRARIES_TORCH, *PEERS)
     results = ROOT / ".nox" / "bench"
     results.mkdir(exist_ok=True)
-    for name in session.posargs or available:
-        session.run("python", str(available[name]), f"--json={results / name}.json")
+    files = [f"--json={results / 'results.json'}", f"--chart={results / 'results.svg'}"]
+    script = ROOT / "integration_tests" / "benchmarks" / "compare.py"
+    session.run("python", str(script), *files, *session.posargs)
 
 
 @nox.session

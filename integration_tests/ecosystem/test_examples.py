@@ -36,5 +36,5 @@ def test_example_runs(name, tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stdout
-    assert list(tmp_path.glob("work_dirs/*/epoch_*.pth"))
+    assert list(tmp_path.glob("work_dirs/*/last_checkpoint"))
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40

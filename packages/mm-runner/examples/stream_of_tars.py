@@ -1,9 +1,7 @@
 """Train from a stream of tars, stop in the middle of an epoch, and resume at the next sample."""
 
 import io
-import sys
 from pathlib import Path
-from tempfile import mkdtemp
 
 import torch
 from digits import DigitsResNet, digits
@@ -19,7 +17,8 @@ def decode(sample: dict[str, bytes]) -> tuple[torch.Tensor, int]:
 
 
 if __name__ == "__main__":
-    folder, images = Path(sys.argv[1] if sys.argv[1:] else mkdtemp()), digits("train")
+    folder, images = Path("work_dirs/stream_of_tars"), digits("train")
+    folder.mkdir(parents=True, exist_ok=True)
     for shard in range(8):
         with TarWriter(str(folder / f"digits-{shard}.tar")) as tar:
             for index in range(shard, len(images), 8):
@@ -32,7 +31,7 @@ if __name__ == "__main__":
     for max_iters in (60, 130):  # an epoch has 40 steps
         Runner(
             model=DigitsResNet(),
-            work_dir=str(folder / "run"),
+            work_dir=str(folder),
             train_dataloader={**loader, "num_workers": 2},
             train_cfg={"by_epoch": False, "max_iters": max_iters},
             optim_wrapper={"optimizer": {"type": "AdamW", "lr": 0.002}},
