@@ -4,22 +4,9 @@ import copy
 import json
 from functools import cache
 
-import torch
-
 from mm_runner.data import MDSStream, StreamDataset, TarStream
 
 NUM_SHARDS = 4
-
-
-def _load_torchvision():
-    """Let mosaicml-streaming import a torchvision that was built for another build of torch."""
-    try:
-        import torchvision  # noqa: F401, PLC0415
-    except (ImportError, RuntimeError):
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _load_torchvision.library = library  # its operators end with it
 
 
 def write(kind, folder, size):
@@ -35,7 +22,6 @@ def write(kind, folder, size):
                 for number in shard:
                     tar.write({"__key__": f"{number:08d}", "cls": str(number).encode()})
     elif kind == "mds":
-        _load_torchvision()
         from streaming.base import MDSWriter  # noqa: PLC0415
 
         with MDSWriter(
@@ -66,7 +52,6 @@ def open_source(kind, folder):
     if kind == "tars":
         return TarStream(str(folder / f"{{0..{NUM_SHARDS - 1}}}.tar"), shuffle=True)
     if kind == "mds":
-        _load_torchvision()
         return MDSStream(str(folder / "local"), str(folder / "remote"), shuffle=True)
     stream = copy.deepcopy(_hugging_face(folder))  # as a new process has it
     if kind == "hf-buffer":

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,7 +182,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(tmp_path_factory):
+def ray_cluster():
     """The address of a cluster of Ray on this machine."""
     pytest.importorskip("ray")
     outside = {k: v for k, v in os.environ.items() if not k.startswith(JOB_VARIABLES)}
@@ -190,14 +191,18 @@ def ray_cluster(tmp_path_factory):
     own["RAY_USAGE_STATS_ENABLED"] = "0"
     # On a busy machine Ray gives its start up after 30 s.
     for _ in range(6):
-        port, folder = free_port(), tmp_path_factory.mktemp("ray")
-        with subprocess.Popen(
-            [sys.executable, "-c", RAY_CLUSTER, str(port), folder],
-            env={**outside, **own},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as head:
+        port = free_port()
+        with (
+            # Ray refuses a folder within an environment, which is where nox's temporary ones are.
+            tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,  # noqa: S108
+            subprocess.Popen(
+                [sys.executable, "-c", RAY_CLUSTER, str(port), folder],
+                env={**outside, **own},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as head,
+        ):
             if "up\n" in iter(head.stdout.readline, ""):
                 yield f"http://127.0.0.1:{port}"
                 return
