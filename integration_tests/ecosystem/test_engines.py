@@ -194,7 +194,7 @@ def ray_cluster():
         port = free_port()
         with (
             # Ray refuses a folder within an environment, which is where nox's temporary ones are.
-            tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,  # noqa: S108
+            tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
             subprocess.Popen(
                 [sys.executable, "-c", RAY_CLUSTER, str(port), folder],
                 env={**outside, **own},
