@@ -9,16 +9,16 @@ from mm_runner.data import MDSStream, StreamDataset, TarStream
 NUM_SHARDS = 4
 
 
-def write(kind, folder, size):
-    """Write the numbers below ``size`` in four shards, as ``kind`` of :func:`open_stream`."""
+def write(kind, folder, size, num_shards=NUM_SHARDS):
+    """Write the numbers below ``size`` in shards, as ``kind`` of :func:`open_stream`."""
     folder.mkdir(parents=True, exist_ok=True)
-    step = -(-size // NUM_SHARDS)
+    step = -(-size // num_shards)
     shards = [range(begin, min(begin + step, size)) for begin in range(0, size, step)]
     if kind == "tars":
         from webdataset import TarWriter  # noqa: PLC0415
 
         for index, shard in enumerate(shards):
-            with TarWriter(str(folder / f"{index}.tar")) as tar:
+            with TarWriter(str(folder / f"{index:04}.tar")) as tar:
                 for number in shard:
                     tar.write({"__key__": f"{number:08d}", "cls": str(number).encode()})
     elif kind == "mds":
@@ -32,7 +32,7 @@ def write(kind, folder, size):
     else:
         for index, shard in enumerate(shards):
             lines = "".join(json.dumps({"n": number}) + "\n" for number in shard)
-            (folder / f"{index}.jsonl").write_text(lines)
+            (folder / f"{index:04}.jsonl").write_text(lines)
 
 
 @cache
@@ -50,7 +50,7 @@ def _doubled(batch):
 
 def open_source(kind, folder):
     if kind == "tars":
-        return TarStream(str(folder / f"{{0..{NUM_SHARDS - 1}}}.tar"), shuffle=True)
+        return TarStream(sorted(map(str, folder.glob("*.tar"))), shuffle=True)
     if kind == "mds":
         return MDSStream(str(folder / "local"), str(folder / "remote"), shuffle=True)
     stream = copy.deepcopy(_hugging_face(folder))  # as a new process has it

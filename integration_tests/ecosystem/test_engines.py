@@ -132,8 +132,8 @@ def test_launchers(run, tmp_path, expected, launcher, command):
     ],
 )
 def test_processes_started_from_python(run, tmp_path, expected, how, launcher):
-    port = str(free_port()) if "variables" in how else ""
-    run(sys.executable, HERE / "starters.py", how, tmp_path / "out", MASTER_PORT=port)
+    port = {"MASTER_PORT": str(free_port())} if "variables" in how else {}
+    run(sys.executable, HERE / "starters.py", how, tmp_path / "out", **port)
     assert_trained(tmp_path / "out", expected, launcher)
 
 
