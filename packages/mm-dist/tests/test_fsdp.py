@@ -76,6 +76,11 @@ def _expect_strategies(rank):
     assert wrapper.module.stem.weight.to_local().shape == ((3, 4), (2, 4))[rank]
     assert is_model_wrapper(wrapper)
     assert is_model_wrapper(wrapper.module)
+    # Between forward and backward, the outermost group stays gathered, and the others do not.
+    loss = wrapper(torch.ones(2, 4))["loss"]
+    assert not hasattr(wrapper.module.stem.weight, "placements")
+    assert hasattr(wrapper.module.blocks[0].up.weight, "placements")
+    loss.backward()
 
     for name in ("SHARD_GRAD_OP", "grad-op"):
         wrapper, _ = _expect_training(rank, 2, {**blocks, "sharding_strategy": name})

@@ -72,8 +72,8 @@ def shard_module(
         members = list(_inner_first(head, done))
         if options["plan"] is None:
             _prepare(members, mesh, device, options, materialized)
-        if head is not module:  # torch's default: backward needs the outermost group at once
-            arguments["reshard_after_forward"] = strategy.is_freed
+        # The outermost by torch's default: backward needs it at once.
+        freed = {} if head is module else {"reshard_after_forward": strategy.is_freed}
         if ignored:
             arguments["ignored_params"] = {materialized.get(one, one) for one in ignored}
         fully_shard(
@@ -85,6 +85,7 @@ def shard_module(
             else policy,
             offload_policy=offload,
             **arguments,
+            **freed,
         )
     for parameter in (materialized.get(one, one) for one in ignored):
         parameter.data = parameter.data.to(device)
