@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from lightning_fabric import Fabric
 
 from .task import LOG_INTERVAL, TinyClassifier, build_loader, build_optimizer
 
 
 def train(num_steps, clock, directory):
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = Fabric(accelerator="cpu", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    fabric.launch()
     model = TinyClassifier(clock)
     model, optimizer = fabric.setup(model, build_optimizer(model))
     loader = fabric.setup_dataloaders(build_loader(num_steps))
