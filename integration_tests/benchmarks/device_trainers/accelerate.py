@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from accelerate import Accelerator
 
-from .task import LOG_INTERVAL, build_loader, build_model, build_optimizer
+from .task import LOG_INTERVAL, build_loader, build_model, build_optimizer, compile_model
 
-_PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def train(task, clock, directory):
-    accelerator = Accelerator(cpu=task.device == "cpu", mixed_precision=_PRECISIONS[task.precision])
+    precision = _PRECISIONS.get(task.precision, "no")
+    accelerator = Accelerator(cpu=task.device == "cpu", mixed_precision=precision)
     bare = build_model(task)
     optimizer = build_optimizer(bare)
-    model = torch.compile(bare) if task.compiled else bare
-    model, optimizer, loader = accelerator.prepare(model, optimizer, build_loader(task))
+    model, optimizer, loader = accelerator.prepare(
+        compile_model(bare, task), optimizer, build_loader(task)
+    )
     with (directory / "log.txt").open("w") as log:
         for step, batch in enumerate(loader, start=1):
             with accelerator.accumulate(model):
@@ -26,3 +27,4 @@ def train(task, clock, directory):
             if step % LOG_INTERVAL == 0:
                 log.write(f"{step} {loss.item():.4f}\n")
             clock.tick()
+    return loss.item()

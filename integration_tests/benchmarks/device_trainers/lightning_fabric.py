@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from lightning_fabric import Fabric
 
-from .task import LOG_INTERVAL, build_loader, build_model, build_optimizer
+from .task import LOG_INTERVAL, build_loader, build_model, build_optimizer, compile_model
 
-_PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
+_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
 def train(task, clock, directory):
-    fabric = Fabric(accelerator=task.device, devices=1, precision=_PRECISIONS[task.precision])
+    precision = _PRECISIONS.get(task.precision, "32-true")
+    fabric = Fabric(accelerator=task.device, devices=1, precision=precision)
     bare = build_model(task)
     optimizer = build_optimizer(bare)
-    model, optimizer = fabric.setup(torch.compile(bare) if task.compiled else bare, optimizer)
+    model, optimizer = fabric.setup(compile_model(bare, task), optimizer)
     loader = fabric.setup_dataloaders(build_loader(task))
     with (directory / "log.txt").open("w") as log:
         for step, batch in enumerate(loader, start=1):
@@ -25,3 +25,4 @@ def train(task, clock, directory):
             if step % LOG_INTERVAL == 0:
                 log.write(f"{step} {loss.item():.4f}\n")
             clock.tick()
+    return loss.item()

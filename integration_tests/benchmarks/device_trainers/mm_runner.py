@@ -22,19 +22,23 @@ class ClockHook(Hook):
     priority = "LOWEST"
 
     def __init__(self, clock):
-        self._clock = clock
+        self._clock, self.outputs = clock, None
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):  # noqa: ARG002
+        self.outputs = outputs
         self._clock.tick()
 
 
 def train(task, clock, directory):
     optim_wrapper = {"optimizer": {"type": "AdamW", "lr": LEARNING_RATE, "fused": True}}
-    if task.precision != "float32":
+    if task.is_mixed:
         optim_wrapper |= {"type": "AmpOptimWrapper", "dtype": task.precision}
-    cfg = {"compile": True} if task.compiled else {}
+    cfg = {}
+    if task.compiled:
+        cfg["compile"] = {"regions": "auto"} if task.compiled == "regions" else True
     if task.device == "cpu":
         cfg["env_cfg"] = {"dist_cfg": {"device_type": "cpu"}}
+    hook = ClockHook(clock)
     Runner.from_cfg(
         {
             "model": Trained(task),
@@ -46,7 +50,8 @@ def train(task, clock, directory):
                 "logger": {"type": "LoggerHook", "interval": LOG_INTERVAL},
                 "checkpoint": None,
             },
-            "custom_hooks": [ClockHook(clock)],
+            "custom_hooks": [hook],
             **cfg,
         }
     ).train()
+    return float(hook.outputs["loss"])

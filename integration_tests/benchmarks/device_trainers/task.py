@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
 
 LEARNING_RATE = 1e-4
 LOG_INTERVAL = 50
-_WORDS, _CLASSES, _DISTINCT_SAMPLES = 50_304, 1000, 64
-_WORKERS = 2
+STRIDE = 5  # steps from one note of the clock to the next
+PROFILED = 10  # steps at the end of a run
+_CLASSES, _DISTINCT_SAMPLES, _WORKERS = 1000, 64, 4
 
 
 @dataclass(frozen=True)
@@ -22,9 +28,9 @@ class Task:
     """What is asked of a trainer.
 
     Attributes:
-        model: ``"transformer"`` or ``"convnet"``.
-        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` for mixed precision.
-        compiled: Whether the model is compiled.
+        model: ``"gpt2"`` or ``"resnet50"``.
+        precision: ``"float32"``, ``"tf32"``, or, mixed, ``"bfloat16"`` or ``"float16"``.
+        compiled: ``""``, or what is compiled: ``"whole"``, or ``"regions"`` for block by block.
         device: ``"cuda"`` or ``"cpu"``.
         steps: How many to train.
         small: Sizes that a processor can train: to try the benchmark, not to measure.
@@ -32,10 +38,39 @@ class Task:
 
     model: str
     precision: str
-    compiled: bool
+    compiled: str
     device: str
     steps: int
     small: bool
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.precision in ("bfloat16", "float16")
+
+    @property
+    def batch_size(self) -> int:
+        if self.small:
+            return 2
+        return 16 if self.model == "gpt2" else 256
+
+    @property
+    def length(self) -> int:
+        """Words of a text."""
+        return 16 if self.small else 1024
+
+    @property
+    def num_items(self) -> int:
+        """Images, or words, of a step."""
+        return self.batch_size * (self.length if self.model == "gpt2" else 1)
+
+    @property
+    def num_words(self) -> int:
+        return 512 if self.small else 50_304
+
+    @property
+    def edge(self) -> int:
+        """Pixels of an image's edge."""
+        return 64 if self.small else 224
 
 
 class Block(nn.Module):
@@ -49,86 +84,93 @@ class Block(nn.Module):
         self.first, self.last = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        batch, length, width = x.shape
-        split = self.project_in(self.norm_1(x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project_out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.last(nn.functional.gelu(self.first(self.norm_2(x))))
+        heads = self.project_in(self.norm_1(x)).unflatten(2, (3, self.heads, -1))
+        mixed = nn.functional.scaled_dot_product_attention(
+            *heads.permute(2, 0, 3, 1, 4), is_causal=True
+        )
+        x = x + self.project_out(mixed.transpose(1, 2).flatten(2))
+        hidden = nn.functional.gelu(self.first(self.norm_2(x)), approximate="tanh")
+        return x + self.last(hidden)
 
 
-class Transformer(nn.Module):
-    """The sizes of GPT-2 small."""
+class GPT2(nn.Module):
+    """GPT-2 small: 124 million parameters, the embedding's weights being the head's too."""
 
-    def __init__(self, *, small: bool) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        width, heads, depth = (32, 2, 2) if small else (768, 12, 12)
-        self.embedding = nn.Embedding(_WORDS, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _WORDS, bias=False)
+        width, heads, depth = (32, 2, 2) if task.small else (768, 12, 12)
+        self.embedding = nn.Embedding(task.num_words, width)
+        self.positions = nn.Embedding(task.length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, task.num_words, bias=False)
+        self.head.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, inputs, labels):
-        x = self.embedding(inputs)
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(self.embedding(inputs) + self.positions.weight)
         return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
-class Residual(nn.Module):
-    """Two convolutions and what is added to them, as in ResNet-18."""
+def convolution(num_in: int, num_out: int, size: int, stride: int = 1) -> list[nn.Module]:
+    layer = nn.Conv2d(num_in, num_out, size, stride, size // 2, bias=False)
+    return [layer, nn.BatchNorm2d(num_out)]
 
-    def __init__(self, num_in: int, num_out: int) -> None:
+
+class Bottleneck(nn.Module):
+    """Three convolutions, and what is added to them."""
+
+    def __init__(self, num_in: int, width: int, stride: int) -> None:
         super().__init__()
-        stride = 1 if num_in == num_out else 2
-        self.conv_1 = nn.Conv2d(num_in, num_out, 3, stride, 1, bias=False)
-        self.conv_2 = nn.Conv2d(num_out, num_out, 3, 1, 1, bias=False)
-        self.norm_1, self.norm_2 = nn.BatchNorm2d(num_out), nn.BatchNorm2d(num_out)
-        self.shortcut = nn.Identity()
-        if stride != 1:
-            project = nn.Conv2d(num_in, num_out, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(num_out))
+        self.convolutions = nn.Sequential(
+            *(*convolution(num_in, width, 1), nn.ReLU()),
+            *(*convolution(width, width, 3, stride), nn.ReLU()),
+            *convolution(width, 4 * width, 1),
+        )
+        is_same = num_in == 4 * width
+        shortcut = [] if is_same else convolution(num_in, 4 * width, 1, stride)
+        self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x):
-        y = torch.relu(self.norm_1(self.conv_1(x)))
-        return torch.relu(self.norm_2(self.conv_2(y)) + self.shortcut(x))
+        return torch.relu(self.convolutions(x) + self.shortcut(x))
 
 
-class ConvNet(nn.Module):
-    """The layers of ResNet-18."""
+class ResNet50(nn.Module):
+    """ResNet-50: 25.6 million parameters, channels last."""
 
-    def __init__(self, *, small: bool) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        width = 4 if small else 64
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1),
-        )
-        widths = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width]
-        pairs = zip(widths, [*widths[1:], 8 * width], strict=True)
-        self.blocks = nn.Sequential(*(Residual(*pair) for pair in pairs))
-        self.head = nn.Linear(8 * width, _CLASSES)
+        width = 4 if task.small else 64
+        num_in, blocks = width, []
+        for stage, depth in enumerate((1, 1, 1, 1) if task.small else (3, 4, 6, 3)):
+            for index in range(depth):
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(Bottleneck(num_in, width << stage, stride))
+                num_in = 4 * (width << stage)
+        self.stem = nn.Sequential(*convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(num_in, _CLASSES)
+        self.to(memory_format=torch.channels_last)
 
     def forward(self, inputs, labels):
-        features = self.blocks(self.stem(inputs)).mean((2, 3))
-        return nn.functional.cross_entropy(self.head(features), labels)
+        # Images travel as bytes.
+        x = (inputs / 255 - 0.5).contiguous(memory_format=torch.channels_last)
+        scores = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return nn.functional.cross_entropy(scores, labels)
 
 
 class Samples(Dataset):
     """As many samples as asked for, of a few that are kept: reading them costs next to nothing."""
 
-    def __init__(self, task: Task, size: int) -> None:
+    def __init__(self, task: Task) -> None:
         generator = torch.Generator().manual_seed(0)
-        if task.model == "transformer":
-            length = 16 if task.small else 512
-            words = torch.randint(_WORDS, (_DISTINCT_SAMPLES, length + 1), generator=generator)
-            self._pairs = [(row[:-1], row[1:]) for row in words]
+        shape = (3, task.edge, task.edge) if task.model == "resnet50" else (task.length + 1,)
+        end = 256 if task.model == "resnet50" else task.num_words
+        rows = torch.randint(end, (_DISTINCT_SAMPLES, *shape), generator=generator)
+        if task.model == "resnet50":
+            self._pairs = [(x, torch.tensor(i % _CLASSES)) for i, x in enumerate(rows.byte())]
         else:
-            edge = 32 if task.small else 224
-            images = torch.randn(_DISTINCT_SAMPLES, 3, edge, edge, generator=generator)
-            self._pairs = [(image, torch.tensor(i % _CLASSES)) for i, image in enumerate(images)]
-        self._size = size
+            self._pairs = [(row[:-1], row[1:]) for row in rows]
+        self._size = task.steps * task.batch_size
 
     def __len__(self) -> int:
         return self._size
@@ -139,23 +181,25 @@ class Samples(Dataset):
 
 
 class StepClock:
-    """Notes when steps end, without waiting for the device, and counts what waits for it.
+    """Notes when steps end, without waiting for the device.
 
-    Args:
-        task: The training.
-        stride: Steps from one note to the next.
+    After the first third, in which caches fill, steps are timed; in the following ones, an interval
+    of logging, what waits for the device is counted; the last few are profiled.
     """
 
-    def __init__(self, task: Task, stride: int) -> None:
+    def __init__(self, task: Task) -> None:
         self._on_device = task.device == "cuda"
-        self._stride = stride
-        self._counted = range(task.steps // 2, task.steps // 2 + 2 * stride)
+        num_watched = PROFILED + LOG_INTERVAL if self._on_device else 0
+        self._timed = range(task.steps // 3, task.steps - num_watched)
+        self._end = task.steps
         self._begin = time.perf_counter()
         self._marks: list = []
         self._step = 0
         self._catch: warnings.catch_warnings | None = None
+        self._profile: profile | None = None
         self._waits: list = []
         self.first_step_s = 0.0
+        self.kernels_ms: float | None = None
 
     def tick(self) -> None:
         """Say that a step was given to the device."""
@@ -164,34 +208,43 @@ class StepClock:
             if self._on_device:
                 torch.cuda.synchronize()
             self.first_step_s = time.perf_counter() - self._begin
-        if self._step % self._stride == 0:
+        if self._step in self._timed and self._step % STRIDE == 0:
             self._marks.append(self._mark())
-        if self._on_device and self._step == self._counted.start:
+        if not self._on_device:
+            return
+        if self._step == self._timed.stop:
             self._catch = warnings.catch_warnings(record=True)
             self._waits = self._catch.__enter__()
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
-        if self._catch is not None and self._step == self._counted.stop:
+        elif self._step == self._end - PROFILED:
             torch.cuda.set_sync_debug_mode("default")
             self._catch.__exit__(None, None, None)
-            self._catch = None
+            torch.cuda.synchronize()
+            self._profile = profile(activities=[ProfilerActivity.CUDA])
+            self._profile.__enter__()
+        elif self._step == self._end:
+            torch.cuda.synchronize()
+            self._profile.__exit__(None, None, None)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "trace.json")
+                self._profile.export_chrome_trace(str(path))
+                self.kernels_ms = read_kernels(path) / PROFILED
 
     def milliseconds(self) -> list[float]:
-        """Return milliseconds per step, one for each stride of the second half."""
-        marks = self._marks[len(self._marks) // 2 :]
+        """Return milliseconds per step, one for each stride."""
         if self._on_device:
             torch.cuda.synchronize()
-            spans = [begin.elapsed_time(end) for begin, end in itertools.pairwise(marks)]
+            spans = [begin.elapsed_time(end) for begin, end in itertools.pairwise(self._marks)]
         else:
-            spans = [1e3 * (end - begin) for begin, end in itertools.pairwise(marks)]
-        return [span / self._stride for span in spans]
+            spans = [1e3 * (end - begin) for begin, end in itertools.pairwise(self._marks)]
+        return [span / STRIDE for span in spans]
 
     def waits_per_step(self) -> float | None:
         """Return how often a step made the host wait for the device; None without a GPU."""
         if not self._on_device:
             return None
-        synchronizing = [one for one in self._waits if "synchroniz" in str(one.message)]
-        return len(synchronizing) / len(self._counted)
+        return sum("synchroniz" in str(one.message) for one in self._waits) / LOG_INTERVAL
 
     def _mark(self):
         if not self._on_device:
@@ -201,24 +254,34 @@ class StepClock:
         return event
 
 
+def read_kernels(path: Path) -> float:
+    """Return for how many milliseconds of a trace at least one kernel ran."""
+    events = json.loads(path.read_text())["traceEvents"]
+    kernels = [(one["ts"], one["ts"] + one["dur"]) for one in events if one.get("cat") == "kernel"]
+    total = reached = 0.0
+    for begin, end in sorted(kernels):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total / 1e3
+
+
 def build_model(task: Task) -> nn.Module:
     torch.manual_seed(0)
-    kind = Transformer if task.model == "transformer" else ConvNet
-    return kind(small=task.small)
+    return GPT2(task) if task.model == "gpt2" else ResNet50(task)
 
 
-def batch_size(task: Task) -> int:
-    if task.small:
-        return 2
-    return 16 if task.model == "transformer" else 128
+def compile_model(model: nn.Module, task: Task) -> nn.Module:
+    if task.compiled == "regions":
+        for block in model.blocks:
+            block.compile()
+    return torch.compile(model) if task.compiled == "whole" else model
 
 
 def build_loader(task: Task) -> DataLoader:
-    size = batch_size(task)
     return DataLoader(
-        Samples(task, task.steps * size),
-        batch_size=size,
-        num_workers=_WORKERS,
+        Samples(task),
+        batch_size=task.batch_size,
+        num_workers=2 if task.small else _WORKERS,
         pin_memory=task.device == "cuda",
     )
 
@@ -226,3 +289,25 @@ def build_loader(task: Task) -> DataLoader:
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     # What this repository chooses where the device has it, for all alike.
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+def set_precision(task: Task) -> None:
+    """Set what is one setting of torch for all trainers."""
+    is_exact = task.precision == "float32"
+    torch.set_float32_matmul_precision("highest" if is_exact else "high")
+    torch.backends.cudnn.allow_tf32 = not is_exact
+    torch.backends.cudnn.benchmark = True
+
+
+def count_operations(task: Task) -> int:
+    """Return floating-point operations of a step: forward, and twice that for backward.
+
+    Those of the matrix products and convolutions; attention counts whole, not its causal half.
+    """
+    sample = Samples(task)[0]
+    with torch.device("meta"):
+        model = build_model(task)
+    inputs, labels = (sample[name][None].to("meta") for name in ("inputs", "labels"))
+    with FlopCounterMode(display=False) as counter:
+        model(inputs, labels)
+    return 3 * counter.get_total_flops() * task.batch_size
