@@ -82,11 +82,13 @@ def describe_machine() -> dict:
     }
 
 
-def find_systems(part, only) -> dict[str, str]:
+def find_systems(part, options) -> dict[str, str]:
     """Return the systems of a part that can be measured here, with their versions."""
+    wanted = getattr(part, "QUICK_SYSTEMS", part.SYSTEMS) if options.quick else part.SYSTEMS
+    wanted = options.only.split(",") if options.only else wanted
     found = {}
     for system, distribution in part.SYSTEMS.items():
-        if only and system != part.BASE and system not in only.split(","):
+        if system != part.BASE and system not in wanted:
             continue
         try:
             found[system] = f"{distribution} {importlib.metadata.version(distribution)}"
@@ -97,7 +99,7 @@ def find_systems(part, only) -> dict[str, str]:
 
 def measure(name, part, num_rounds, options) -> dict:
     """Return the values of each system and measure, one for each round."""
-    systems = find_systems(part, options.only)
+    systems = find_systems(part, options)
     values: dict = {}
     shuffle = random.Random(0).shuffle  # noqa: S311 (an order, no secret)
     for _ in range(num_rounds):
@@ -164,6 +166,8 @@ def moved(report, before) -> list[str]:
             for system, one in systems.items():
                 other = old.get(label, {}).get(system, {})
                 if "ratio" not in one or "ratio" not in other or system == part["base"]:
+                    continue
+                if one["ratio low"] == one["ratio high"]:  # of a single round
                     continue
                 is_apart = (
                     one["ratio low"] > other["ratio high"] or one["ratio high"] < other["ratio low"]

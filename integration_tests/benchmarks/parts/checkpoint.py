@@ -36,7 +36,7 @@ SYSTEMS = {
     "accelerate": "accelerate",
     "lightning_fabric": "lightning-fabric",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 3, 1, False
+ROUNDS, QUICK_ROUNDS, TOGETHER = 3, 0, False
 _SHARDED = ("by_hand", "by_hand_async", "mm_runner", "mm_runner_async")
 _WIDTH, _SAVES, _STEPS = 1024, 4, 6  # saves, and steps from one to the next
 

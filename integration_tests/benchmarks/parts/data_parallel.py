@@ -21,6 +21,7 @@ SYSTEMS = {
     "accelerate": "accelerate",
 }
 ROUNDS, QUICK_ROUNDS, TOGETHER = 7, 2, True
+QUICK_SYSTEMS = (BASE, "mm_ddp")
 
 
 def measure(systems, quick, folder):

@@ -22,7 +22,7 @@ TITLE = "nanoGPT"
 BASE = "original"
 AIM = "at most 1.01 of the original script's time, to the same loss"
 SYSTEMS = {BASE: "torch", "mm_runner": "mm-runner", "mm_runner_yaml": "mm-runner"}
-ROUNDS, QUICK_ROUNDS, TOGETHER = 2, 1, False
+ROUNDS, QUICK_ROUNDS, TOGETHER = 2, 0, False
 _FOLDER = Path(__file__).parents[1] / "nanogpt_recipe"
 _YAML = ["-m", "mm_runner", "train", str(_FOLDER / "recipe.yaml"), "--cfg-options"]
 

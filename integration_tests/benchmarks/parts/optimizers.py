@@ -35,7 +35,7 @@ SYSTEMS = {
     "timm": "timm",
     "memory_alone": "torch",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 1, True
+ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 0, True
 _SMALL, _LARGE = "1,000 of 16x16", "20 of 1000x1000"
 _SETS = {_SMALL: (1000, 16), _LARGE: (20, 1000)}
 _OPTIONS = {

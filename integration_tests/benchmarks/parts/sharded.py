@@ -11,7 +11,7 @@ TITLE = "Sharded"
 BASE = "fully_shard"
 AIM = "mm_fsdp adds at most 1 % of the time, and no bytes"
 SYSTEMS = {BASE: "torch", "mm_fsdp": "mm-dist"}
-ROUNDS, QUICK_ROUNDS, TOGETHER = 7, 2, True
+ROUNDS, QUICK_ROUNDS, TOGETHER = 7, 0, True
 
 
 def measure(systems, quick, folder):

@@ -26,6 +26,7 @@ SYSTEMS = {
     "transformers": "transformers",
 }
 ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 2, False
+QUICK_SYSTEMS = (BASE, "mm_runner", "lightning_fabric")
 _SHORT = 1_000
 
 
