@@ -1,6 +1,9 @@
 """Find what installed distributions advertise as entry points, importing none of it."""
 
+import sys
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from mm_dist._errors import ConfigError
 
@@ -8,7 +11,7 @@ from mm_dist._errors import ConfigError
 def find_plugins(group: str) -> dict[str, EntryPoint]:
     """Map each name of an entry-point group to its entry point."""
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=group):
+    for entry in _read_entry_points(tuple(sys.path)).select(group=group):
         known = found.setdefault(entry.name, entry)
         # One distribution can be seen twice (an editable install beside its wheel): same value.
         if known.value != entry.value:
@@ -17,3 +20,9 @@ def find_plugins(group: str) -> dict[str, EntryPoint]:
                 "uninstall one of them."
             )
     return found
+
+
+@lru_cache(maxsize=8)
+def _read_entry_points(_path: tuple[str, ...]) -> Any:
+    """Read all distributions on ``sys.path``, which takes long where many are installed."""
+    return entry_points()

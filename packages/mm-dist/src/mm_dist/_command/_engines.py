@@ -107,12 +107,7 @@ def write_kubernetes(job: dict[str, Any], script: Sequence[str]) -> Request:
         **({"activeDeadlineSeconds": job["time"]} if "time" in job else {}),
     }
     manifests = [
-        {
-            "apiVersion": f"{_TRAINER}/v1alpha1",
-            "kind": kind,
-            "metadata": metadata.copy(),
-            "spec": spec,
-        }
+        {"apiVersion": f"{_TRAINER}/v1alpha1", "kind": kind, "metadata": {**metadata}, "spec": spec}
         for kind, spec in (("TrainingRuntime", runtime), ("TrainJob", train_job))
     ]
     text = import_yaml().safe_dump_all(manifests, sort_keys=False)

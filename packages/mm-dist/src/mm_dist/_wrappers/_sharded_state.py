@@ -158,8 +158,7 @@ def _share(values: Mapping[str, Any], mesh: "DeviceMesh") -> dict[str, Any]:
         else value
         for name, value in values.items()
     }
-    shared: dict[str, Any] = _broadcast(plan, mesh)
-    return shared
+    return dict(_broadcast(plan, mesh))
 
 
 def _broadcast(value: Any, mesh: "DeviceMesh") -> Any:

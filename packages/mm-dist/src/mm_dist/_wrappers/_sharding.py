@@ -76,13 +76,10 @@ def shard_module(
         freed = {} if head is module else {"reshard_after_forward": strategy.is_freed}
         if ignored:
             arguments["ignored_params"] = {materialized.get(one, one) for one in ignored}
+        own_policy = root_policy if head is module else policy
         fully_shard(
             head,
-            mp_policy=exempt_policy
-            if head in exempt
-            else root_policy
-            if head is module
-            else policy,
+            mp_policy=exempt_policy if head in exempt else own_policy,
             offload_policy=offload,
             **arguments,
             **freed,

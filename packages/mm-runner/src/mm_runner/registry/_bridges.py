@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,9 +34,20 @@ class Bridge(Protocol):
         """Return ``value`` as a component of this package; others unchanged."""
 
 
+def find_entry_points(group: str | None) -> EntryPoints | tuple[()]:
+    """Return what installed distributions advertise in a group."""
+    return _read_entry_points(tuple(sys.path)).select(group=group) if group else ()
+
+
+@lru_cache(maxsize=8)
+def _read_entry_points(_path: tuple[str, ...]) -> Any:
+    """Read every distribution on ``sys.path``, which takes long where many are installed."""
+    return entry_points()
+
+
 @lru_cache(maxsize=1)
 def _entries() -> list[EntryPoint]:
-    return [one for one in entry_points(group="mm.bridges") if find_spec(one.name) is not None]
+    return [one for one in find_entry_points("mm.bridges") if find_spec(one.name) is not None]
 
 
 def bridges() -> Iterator[tuple[str, Bridge]]:

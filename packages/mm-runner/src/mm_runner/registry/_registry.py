@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import sys
 import warnings
-from functools import lru_cache
-from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
-from ._bridges import bridges, is_bridged
+from ._bridges import bridges, find_entry_points, is_bridged
 from ._build import build_from_cfg
 from ._scope import DefaultScope, in_default_scope, note_origin
 
@@ -101,7 +98,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """List all names; imports nothing but torch."""
-        advertised = _entry_points(self.entry_point_group, tuple(sys.path))
+        advertised = find_entry_points(self.entry_point_group)
         return sorted({*self._registered, *self._torch(), *(one.name for one in advertised)})
 
     def register_module(
@@ -258,7 +255,7 @@ class Registry:
                 del self._locations[:1]
         if name in self._registered:
             return self._registered[name]
-        found = _entry_points(self.entry_point_group, tuple(sys.path))
+        found = find_entry_points(self.entry_point_group)
         advertised = {one.value: one for one in found if one.name == name}
         torchs: Callable[..., Any] | None = self._torch().get(name)
         if torchs is not None:
@@ -315,10 +312,3 @@ def _caller_scope() -> str:
     frame = inspect.currentframe()
     caller = frame and frame.f_back and frame.f_back.f_back
     return str(caller.f_globals.get("__name__", "") if caller else "").partition(".")[0]
-
-
-@lru_cache(maxsize=64)
-def _entry_points(group: str | None, path: tuple[str, ...]) -> EntryPoints | tuple[()]:
-    """Read every distribution on ``path``, which takes long where many are installed."""
-    del path  # sys.path, which entry_points() reads
-    return entry_points(group=group) if group else ()
