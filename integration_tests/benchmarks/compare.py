@@ -180,8 +180,10 @@ def moved(report, before) -> list[str]:
 
 def draw(report, path) -> None:
     """Draw a bar for each system: the ratio of the first measure that has one."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (only for this)
+    import matplotlib as mpl  # noqa: PLC0415 (only for this)
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
+    mpl.rcParams["svg.fonttype"] = "none"  # text, and no curves
     found = {}
     for part in report["parts"].values():
         for label, systems in part["measures"].items():
@@ -198,9 +200,10 @@ def draw(report, path) -> None:
             [one["ratio"] - one["ratio low"] for one in rows.values()],
             [one["ratio high"] - one["ratio"] for one in rows.values()],
         ]
-        colours = ["tab:blue" if name.startswith("mm") else "tab:gray" for name in rows]
+        colours = ["tab:blue" if name.startswith("mm_") else "tab:gray" for name in rows]
         bars = axes.barh(list(rows), ratios, xerr=errors, color=colours, height=0.7)
         axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.margins(x=0.12)  # for the numbers
         axes.invert_yaxis()
         axes.axvline(1, color="black", linewidth=0.8)
         axes.set_title(title, fontsize="medium", loc="left")
