@@ -22,7 +22,10 @@ def find_misuse(env, launcher="auto"):
         ({"RANK": "1", "LOCAL_RANK": "3"}, "WORLD_SIZE is not set, but RANK=1 and LOCAL_RANK=3,"),
         ({"LOCAL_RANK": "3"}, "RANK and WORLD_SIZE are not set, but LOCAL_RANK=3,"),
         (observed.TRAIN_JOB, "RANK and WORLD_SIZE are not set, but PET_NNODES=2, as if"),
-        (observed.SUBMITIT_LOCAL, "not set, but SUBMITIT_LOCAL_NTASKS=2, as if"),
+        (
+            observed.SUBMITIT_LOCAL,
+            "Set RANK and WORLD_SIZE (submitit: TorchDistributedEnvironment().export()), or",
+        ),
         (observed.ELASTIC_JOB, "PET_NNODES=1:3, as if there were several"),
     ],
     ids=[

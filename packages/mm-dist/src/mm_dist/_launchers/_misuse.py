@@ -74,9 +74,11 @@ def describe_misuse(
     if found and missing:
         values = " and ".join(f"{name}={env[name]}" for name in found)
         absent = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
+        export = " (submitit: TorchDistributedEnvironment().export())"
+        how = export if "SUBMITIT_LOCAL_NTASKS" in found else ""
         return (
             f"{absent}, but {values}, as if there were several processes; this one would train "
-            f"alone. Set {' and '.join(missing)}, or start the script with: torchrun "
+            f"alone. Set {' and '.join(missing)}{how}, or start the script with: torchrun "
             f"--nproc_per_node=N script.py, or: mm-dist run --nproc-per-node=N script.py {silence}"
         )
     if multiprocessing.parent_process() is not None:

@@ -35,9 +35,9 @@ def batch_seed(seed: int, rank: int, epoch: int, batch: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def draw_order(size: int, seed: int, epoch: int, number: int = 0, rank: int = -1) -> list[int]:
+def draw_order(size: int, seed: int, epoch: int, number: int = 0) -> list[int]:
     """Return the numbers below ``size`` in the random order of an epoch, or of a part of it."""
-    generator = torch.Generator().manual_seed(batch_seed(seed, rank, epoch, number))
+    generator = torch.Generator().manual_seed(batch_seed(seed, -1, epoch, number))
     order: list[int] = torch.randperm(size, generator=generator).tolist()
     return order
 

@@ -52,7 +52,7 @@ def write_predictions(predictions: Any, path: str | Path) -> None:
     except ConfigError as error:
         kept = path.with_name(f"{path.name}.pt")
         save_predictions(predictions, kept)
-        raise ConfigError(f"{error} They are in {kept}.") from error
+        raise ConfigError(f"{path}: {error} The predictions are in {kept}.") from error
     except CheckpointError as error:
         raise PredictionsError(f"{path} could not be written: {error.__cause__}.") from error
 
