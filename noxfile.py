@@ -277,9 +277,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare speed with the peers', into ``.nox/bench``; ``-- --quick`` takes two minutes."""
+    """Compare speed with the peers', into ``.nox/benchmarks``; ``-- --quick``: in some minutes."""
     install_wheels(session, LIBRARIES_TORCH, *PEERS)
-    results = ROOT / ".nox" / "bench"
+    results = ROOT / ".nox" / "benchmarks"
     results.mkdir(exist_ok=True)
     files = [f"--json={results / 'results.json'}", f"--chart={results / 'results.svg'}"]
     script = ROOT / "integration_tests" / "benchmarks" / "compare.py"

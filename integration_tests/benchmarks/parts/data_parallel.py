@@ -20,7 +20,7 @@ SYSTEMS = {
     "lightning_fabric": "lightning-fabric",
     "accelerate": "accelerate",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 7, 2, True
+ROUNDS, QUICK_ROUNDS, TOGETHER = 7, 3, True
 QUICK_SYSTEMS = (BASE, "mm_ddp")
 
 

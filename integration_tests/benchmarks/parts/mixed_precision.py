@@ -30,7 +30,7 @@ SYSTEMS = {
     "lightning_fabric": "lightning-fabric",
     "accelerate": "accelerate",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 2, True
+ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 3, True
 _PEERS = ("lightning_fabric", "accelerate")
 _MAX_NORM = 1.0
 _mse = nn.functional.mse_loss

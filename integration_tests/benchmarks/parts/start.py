@@ -22,7 +22,7 @@ SYSTEMS = {
     "accelerate": "accelerate",
     "mmengine": "mmengine",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 2, False
+ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 3, False
 QUICK_SYSTEMS = (BASE, "mm_runner")
 _NUM_STEPS = 2
 

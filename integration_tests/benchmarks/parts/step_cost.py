@@ -25,7 +25,7 @@ SYSTEMS = {
     "mmengine": "mmengine",
     "transformers": "transformers",
 }
-ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 2, False
+ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 3, False
 QUICK_SYSTEMS = (BASE, "mm_runner", "lightning_fabric")
 _SHORT = 1_000
 

@@ -39,13 +39,11 @@ class StepClock:
 
     def __init__(self) -> None:
         self.wall: list[float] = []
-        self.processor: list[float] = []
         self._step = 0
 
     def tick(self) -> None:
         if self._step % self.STRIDE == 0:
             self.wall.append(time.perf_counter())
-            self.processor.append(time.process_time())
         self._step += 1
 
 
