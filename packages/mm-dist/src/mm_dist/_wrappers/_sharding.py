@@ -69,9 +69,8 @@ def shard_module(
     if options["mesh"] is not None:
         arguments["mesh"] = mesh[tensor_parallel.DATA]
     for head in heads:
-        members = list(_inner_first(head, done))
         if options["plan"] is None:
-            _prepare(members, mesh, device, options, materialized)
+            _prepare(_inner_first(head, done), mesh, device, options, materialized)
         # The outermost by torch's default: backward needs it at once.
         freed = {} if head is module else {"reshard_after_forward": strategy.is_freed}
         if ignored:
