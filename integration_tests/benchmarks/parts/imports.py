@@ -6,6 +6,8 @@ Each in a fresh interpreter, of files that were read before.
 import subprocess
 import sys
 
+from trainers import PEERS
+
 TITLE = "Imports"
 BASE = "torch"
 AIM = "mm_runner takes at most 150 milliseconds more than torch"
@@ -15,11 +17,7 @@ SYSTEMS = {
     "mm_amp": "mm-amp",
     "mm_dist": "mm-dist",
     "mm_compile": "mm-compile",
-    "lightning_fabric": "lightning-fabric",
-    "lightning_trainer": "pytorch-lightning",
-    "accelerate": "accelerate",
-    "mmengine": "mmengine",
-    "transformers": "transformers",
+    **PEERS,
 }
 ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 3, False
 QUICK_SYSTEMS = (BASE, "mm_runner", "mm_amp", "mm_dist")

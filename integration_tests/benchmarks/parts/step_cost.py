@@ -11,19 +11,15 @@ import itertools
 import statistics
 
 import torch
+from trainers import PEERS
 
 TITLE = "Step"
 BASE = "by_hand"
 AIM = "mm_runner adds at most half of what lightning_fabric adds, the least of all, and flat"
-# Name of the module in trainers/, and of the distribution that it needs.
 SYSTEMS = {
     BASE: "torch",
     "mm_runner": "mm-runner",
-    "lightning_fabric": "lightning-fabric",
-    "lightning_trainer": "pytorch-lightning",
-    "accelerate": "accelerate",
-    "mmengine": "mmengine",
-    "transformers": "transformers",
+    **PEERS,
 }
 ROUNDS, QUICK_ROUNDS, TOGETHER = 5, 3, False
 QUICK_SYSTEMS = (BASE, "mm_runner", "lightning_fabric")

@@ -1,1 +1,10 @@
 """One small training, written for each trainer that the benchmark compares."""
+
+# Name of the module here, and of the distribution that it needs.
+PEERS = {
+    "lightning_fabric": "lightning-fabric",
+    "lightning_trainer": "pytorch-lightning",
+    "accelerate": "accelerate",
+    "mmengine": "mmengine",
+    "transformers": "transformers",
+}
