@@ -89,9 +89,9 @@ def run(name, compile_cfg, optim_wrapper, wrapper_cfg, load_from=None):
     assert runner.world_size == 2
     runner.train()
     handle = runner.compile_handle
-    assert all(region.is_compiled for region in handle.regions), handle.regions
-    assert bool(compile_cfg) == handle.enabled
-    if compile_cfg:
+    assert bool(compile_cfg) == bool(handle)
+    if handle:
+        assert all(region.is_compiled for region in handle.regions), handle.regions
         assert handle.report().graphs
         torch._dynamo.reset()
 

@@ -184,14 +184,16 @@ def test_a_line_that_an_encoding_cannot_hold_is_escaped():
     assert file.buffer.getvalue() == b"\\u51c6\\u786e\\u7387 0.5\n"
 
 
-def test_a_console_draws_none_of_the_runs_random_numbers(run_script):
+def test_rich_is_imported_for_terminals_only_and_draws_no_random_numbers(run_script):
     source = (
-        "import random\n"
+        "import os, random, sys\n"
         "from mm_runner.reporting import RunConsole\n"
         "random.seed(0)\n"
         "before = random.getstate()\n"
+        "RunConsole(is_main=True).print('a line')\n"
+        "assert 'rich' not in sys.modules\n"
+        "os.environ['FORCE_COLOR'] = '1'\n"
         "RunConsole(is_main=True).start_progress('training', 3)\n"
-        "import sys\n"
         "assert 'rich.style' in sys.modules\n"
         "assert random.getstate() == before\n"
     )

@@ -34,6 +34,8 @@ class RunView(Protocol):
     Attributes:
         cfg: The full configuration.
         model: The model, in its wrapper.
+        compile_handle: What :func:`mm_compile.compile_model` returned, ``None`` without
+            ``cfg.compile``.
         optim_wrapper: The optimizer wrapper, once training has begun.
         param_schedulers: The schedules; of several optimizers, by name.
         train_loop: The training loop, ``None`` if training is not configured. Likewise
@@ -59,7 +61,7 @@ class RunView(Protocol):
     device: torch.device
 
     model: nn.Module
-    compile_handle: CompileHandle
+    compile_handle: CompileHandle | None
     optim_wrapper: Any
     param_schedulers: Any
     train_loop: Any

@@ -39,12 +39,13 @@ class CompileReportHook(Hook):
     def after_train_iter(
         self, runner: RunView, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
-        if not self._has_reported and runner.compile_handle.is_warm:
+        handle = runner.compile_handle
+        if not self._has_reported and handle and handle.is_warm:
             self.after_train(runner)
 
     @override
     def after_train(self, runner: RunView) -> None:
-        if not self._has_reported:
+        if not self._has_reported and runner.compile_handle:
             self._has_reported = True
             runner.logger.info(f"compile: {runner.compile_handle.report()}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +33,8 @@ _REFRESH_INTERVAL_S = 0.1
 # Columns beside the bar: steps, time left, a loss and the speed.
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
+# By these rich takes for a terminal what is none.
+_FORCE_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 
 
@@ -63,6 +67,11 @@ class RunConsole:
             self._console = Console(soft_wrap=True, highlight=False)
         return self._console
 
+    def _is_terminal(self) -> bool:
+        may_be = getattr(sys.stdout, "isatty", bool)() or not _FORCE_TERMINAL.isdisjoint(os.environ)
+        # Without importing rich where it is none.
+        return (may_be or self._console is not None) and self.console.is_terminal
+
     @property
     def has_bar(self) -> bool:
         """Whether there is a progress bar at present."""
@@ -73,25 +82,26 @@ class RunConsole:
         if not self._is_main:
             return
         with self._silent_if_gone():
-            if self.console.is_terminal:
+            if self._is_terminal():
                 self.console.print(
                     line, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
                 )
                 return
             # rich would do the same in a hundred times the time.
-            file = self.console.file
+            file = self._console.file if self._console else sys.stdout
             encoding = getattr(file, "encoding", None) or "utf-8"
             text = line.encode(encoding, "backslashreplace").decode(encoding)
-            file.write(f"{text}\n")  # print() writes the end apart
-            file.flush()
+            print(f"{text}\n", end="", file=file, flush=True)  # one write, of the end too
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
-        if not self._is_main or not self.console.is_terminal:
+        if not self._is_main:
             return
-        from rich import progress  # noqa: PLC0415
-
         with self._silent_if_gone():
+            if not self._is_terminal():
+                return
+            from rich import progress  # noqa: PLC0415
+
             if self._progress is None:
                 room = self.console.width - _BAR_TEXT_WIDTH
                 self._progress = progress.Progress(

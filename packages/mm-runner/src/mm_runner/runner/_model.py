@@ -133,13 +133,11 @@ def use_channels_last(model: nn.Module) -> None:
 
 def compile_and_wrap(
     run: Runner, model: nn.Module, wrap_model: Callable[[nn.Module], nn.Module]
-) -> tuple[nn.Module, mm_compile.CompileHandle]:
+) -> tuple[nn.Module, mm_compile.CompileHandle | None]:
     """Compile the model as ``cfg.compile`` says, and wrap it; return it and the compile handle.
 
-    Nothing is compiled before the first call.
+    Nothing is compiled before the first call; without ``cfg.compile`` there is no handle.
     """
-    import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
-
     bare, cfg, asked = unwrap_model(model), run.cfg, run.cfg.get("compile")
     if isinstance(asked, Mapping) and asked.get("cache") is True:  # shared by a project's runs
         asked = {**asked, "cache": str(run.work_dir.parent / "compile_cache")}
@@ -149,11 +147,16 @@ def compile_and_wrap(
             mm_dist.convert_sync_batchnorm(model, cfg["sync_bn"])
     apply_activation_checkpointing(bare, cfg.get("activation_checkpointing"))
     target = asked.get("target") if isinstance(asked, Mapping) else None
-    if not _STEPS.isdisjoint([target] if isinstance(target, str) else target or []):
+    compiles_wrapped = not _STEPS.isdisjoint([target] if isinstance(target, str) else target or [])
+    if not compiles_wrapped and not is_wrapped(model):
+        model = model.to(run.device)
+    if asked is None or asked is False:
+        return wrap_model(model), None
+    import mm_compile  # noqa: PLC0415 - many runs compile nothing
+
+    if compiles_wrapped:
         wrapped = wrap_model(model)
         return wrapped, mm_compile.compile_model(wrapped, asked)
-    if not is_wrapped(model):
-        model = model.to(run.device)
     # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
     # compiled code, and regions are recognised by their classes and the shapes of the whole.
     handle = mm_compile.compile_model(bare, asked)
@@ -162,9 +165,11 @@ def compile_and_wrap(
 
 def begin_compiling(run: Runner) -> None:
     """Compile the optimizers if configured, and announce the number of steps to come."""
-    import mm_compile  # noqa: PLC0415 - importing the Runner stays cheap
-
     handle, asked = run.compile_handle, run.cfg.get("compile")
+    if handle is None:
+        return
+    import mm_compile  # noqa: PLC0415 - many runs compile nothing
+
     if isinstance(asked, Mapping) and asked.get("optimizer"):
         for wrapper in named_wrappers(run.optim_wrapper).values():
             with suppress(mm_compile.AlreadyCompiledError):  # assigned, and trained with before

@@ -76,12 +76,14 @@ def log_start(runner: Runner) -> None:
         lines.append(("wrapper", type(runner.model).__name__))
     handle, asked = runner.compile_handle, runner.cfg.get("compile")
     compiled = "off" if asked in (None, False) else f"off, for compile={asked!r}"
-    if handle.enabled:
+    if handle and handle.enabled:
         report = handle.report()
         mode = f", mode {report.mode}" if report.mode else ""
         compiled = f"{report.target} by {report.backend}{mode}, {len(report.regions)} region(s)"
     lines.append(("compile", compiled))
-    steps_compiled = handle.enabled and isinstance(asked, Mapping) and bool(asked.get("optimizer"))
+    steps_compiled = bool(
+        handle and handle.enabled and isinstance(asked, Mapping) and asked.get("optimizer")
+    )
     for name, wrapper in named_wrappers(runner.optim_wrapper).items():
         prefix = f"{name}: " if name else ""
         lines += [
