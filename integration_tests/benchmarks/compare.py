@@ -29,6 +29,8 @@ from pathlib import Path
 _LEAST_CHANGE = 0.03  # of a ratio, to be told
 _HERE = Path(__file__).parent
 PARTS = sorted(path.stem for path in (_HERE / "parts").glob("[a-z]*.py"))
+# MMEngine's fork has the same import name, so it lies in a folder of its own.
+_FORK, _FORKS_FOLDER = "onedl_mmengine", str(Path(sys.prefix, "onedl"))
 # One thread each, no network, and nothing that a home folder says.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -97,9 +99,11 @@ def find_systems(part, options) -> dict[str, str]:
     for system, distribution in part.SYSTEMS.items():
         if system != part.BASE and system not in wanted:
             continue
-        try:
-            found[system] = f"{distribution} {importlib.metadata.version(distribution)}"
-        except importlib.metadata.PackageNotFoundError:
+        path = [_FORKS_FOLDER] if system == _FORK else sys.path
+        one = next(iter(importlib.metadata.distributions(name=distribution, path=path)), None)
+        if one:
+            found[system] = f"{distribution} {one.version}"
+        else:
             print(f"left out: {system}, as {distribution} is not installed")
     return found
 
@@ -133,6 +137,8 @@ def run_sample(request) -> dict:
     """Return the values of each system; nothing if it fails, which is told."""
     command = [sys.executable, __file__, "--sample", json.dumps(request)]
     environment = {**os.environ, **_ENVIRONMENT}
+    if request["systems"] == [_FORK]:
+        environment["PYTHONPATH"] = _FORKS_FOLDER
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         print(f"{request} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}", file=sys.stderr)

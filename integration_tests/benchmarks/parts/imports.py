@@ -31,6 +31,7 @@ _STATEMENTS = {
     "lightning_trainer": "from pytorch_lightning import LightningModule, Trainer",
     "accelerate": "from accelerate import Accelerator",
     "mmengine": "from mmengine.runner import Runner",
+    "onedl_mmengine": "from mmengine.runner import Runner",
     "transformers": "from transformers import Trainer, TrainingArguments",
 }
 _SCRIPT = """

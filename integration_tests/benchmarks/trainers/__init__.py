@@ -6,5 +6,6 @@ PEERS = {
     "lightning_trainer": "pytorch-lightning",
     "accelerate": "accelerate",
     "mmengine": "mmengine",
+    "onedl_mmengine": "onedl-mmengine",
     "transformers": "transformers",
 }
