@@ -197,7 +197,9 @@ def _two_ranks(rank, tmp_path):
     loaded = Loaded()
     _make(tmp_path / "shards", loaded, checkpoint=asynchronous, resume=True).train()
     assert all(0 < own < whole for own, whole in loaded.seen.values())
-    _make(tmp_path / "copies", wrapper={**SHARDED, "device_mesh": (2, 1)}).train()
+    # Two checkpoints without a stop between them: the second one's copy has the first one's memory.
+    copies = {**SHARDED, "device_mesh": (2, 1)}
+    _make(tmp_path / "copies", checkpoint={"async_save": True}, wrapper=copies).train()
     for in_background in (False, True):
         work_dir = tmp_path / f"full-{in_background}"
         options = {"async_save": in_background, "max_keep_ckpts": 1}

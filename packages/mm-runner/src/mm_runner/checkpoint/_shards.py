@@ -17,6 +17,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ class ShardWriter:
     def __init__(self) -> None:
         # Of its own: a thread must not use a group that the training uses.
         self._group: dist.ProcessGroup | None = None
+        self._copies: dict[str, torch.Tensor] = {}
 
     def write(
         self,
@@ -116,33 +118,50 @@ class ShardWriter:
         folder = path.with_name(f"{path.name}{_INFIX}{run_on_main(lambda: uuid.uuid4().hex[:12])}")
         rest = plain({**rest, SHARDS: folder.name}) if mm_dist.is_main_process() else {}
         self._group = self._group or dist.new_group(backend="gloo")
-        storage = filesystem.FileSystemWriter(folder)
-        with _removing(folder, path):
-            if writer is None:
-                state_dict_saver.save(tensors, storage_writer=storage, process_group=self._group)
+        save = partial(
+            state_dict_saver.save,
+            storage_writer=filesystem.FileSystemWriter(folder),
+            process_group=self._group,
+        )
+        if writer is None:
+            with _removing(folder, path):
+                save(tensors)
                 run_on_main(lambda: write_file(rest))
-                return
-            response: Any = state_dict_saver.async_save(
-                tensors, storage_writer=storage, process_group=self._group
-            )
+            return
 
-        def end(_: Any) -> None:
-            future = getattr(response, "upload_completion", response)
+        def write(_: Any) -> None:
             if rest:
                 with _removing(folder, path):
-                    future.result()
+                    save(copies)
                     write_file(rest)
             else:
                 with suppress(BaseException):  # the first process reports it
-                    future.result()
+                    save(copies)
 
-        writer.submit({}, end)
+        writer.wait()
+        copies = self._copy(tensors)
+        writer.submit({}, write)
+
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy ``tensors`` to the host, into the memory of the copies before where it fits.
+
+        torch's ``async_save`` allocates memory for each copy, which takes longer than copying.
+        """
+        before, self._copies = self._copies, {}
+        for key, one in tensors.items():
+            copied = before.pop(key, None)
+            if copied is None or (copied.shape, copied.dtype) != (one.shape, one.dtype):
+                copied = one.to("cpu", copy=True)
+            else:
+                copied.copy_(one)
+            self._copies[key] = copied
+        return self._copies
 
     def close(self) -> None:
         """Leave the group of processes."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-        self._group = None
+        self._group, self._copies = None, {}
 
 
 def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
