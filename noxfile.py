@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,7 +135,13 @@ MDS = (
 PARALLEL = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile")
 # They would compete for the cores with threads of their own.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-SITE = ("sphinx==8.1.3", "myst-parser==4.0.1", "furo==2024.8.6")
+SITE = (
+    "sphinx==8.1.3",
+    "myst-parser==4.0.1",
+    "furo==2024.8.6",
+    "sphinxcontrib-programoutput==0.20",
+    "jieba==0.42.1",  # search in Chinese
+)
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 each_torch = nox.parametrize(
@@ -269,8 +276,11 @@ def train(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site into ``.nox/site``, and run the documents' examples."""
     install_wheels(session, DEFAULT_TORCH, "pytest>=8", *SITE)
-    site = str(ROOT / ".nox" / "site")
-    session.run("sphinx-build", "-q", "-n", "-W", "--keep-going", "-c", "docs", str(ROOT), site)
+    site = ROOT / ".nox" / "site"
+    for language in ("en", "zh_cn"):
+        build = ("sphinx-build", "-q", "-n", "-W", "--keep-going", "-c", "docs", "-t", language)
+        session.run(*build, str(ROOT), str(site / language), env={"COLUMNS": "100"})
+    shutil.copy(ROOT / "docs" / "site.html", site / "index.html")
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "docs", *session.posargs)
 

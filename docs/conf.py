@@ -1,12 +1,55 @@
-"""How Sphinx builds the site, from the top of the repository: ``nox -s docs``."""
+"""How Sphinx builds the site, from the top of the repository: ``nox -s docs``.
+
+Each language is a site of its own, with its own pages and search: ``-t zh_cn`` builds the Chinese.
+"""
+
+import re
+from typing import Any
+
+FOLDER, OTHER, OTHER_NAME = "en", "zh_cn", "中文"
+if tags.has("zh_cn"):  # noqa: F821 - Sphinx defines it
+    FOLDER, OTHER, OTHER_NAME = "zh_cn", "en", "English"
 
 project = "mm"
 author = "The mm contributors"
 copyright = author
-extensions = ["myst_parser"]
-root_doc = "docs/index"
+language = "zh_CN" if FOLDER == "zh_cn" else "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions += ["sphinxcontrib.programoutput"]
+root_doc = f"docs/{FOLDER}/index"
 # The packages' own pages are a part of the site, so that links to them work there too.
-include_patterns = ["docs/**", "packages/*/README.md", "packages/*/CHANGELOG.md"]
+include_patterns = [f"docs/{FOLDER}/**", "packages/*/README.md", "packages/*/CHANGELOG.md"]
 exclude_patterns = [".*", "dist", "integration_tests", "packages/*/src", "packages/*/tests"]
 myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+# Names of torch and of private modules have no page here.
+nitpick_ignore_regex = [("py:.*", ".*")]
+suppress_warnings = ["ref.python"]  # several packages have a ConfigError
+napoleon_use_ivar = True
 html_theme = "furo"
+html_title = "mm"
+templates_path = ["templates"]
+html_context = {"folder": FOLDER, "other": OTHER, "other_name": OTHER_NAME}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "language.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
+
+
+def link_to_own_language(_app: object, name: str, source: list[str]) -> None:
+    """Let the packages' pages, which are in English, link to the pages of this site."""
+    if name.startswith("packages/") and FOLDER != "en":  # where headings have other names
+        source[0] = re.sub(r"docs/en/(\w+\.md)(#[\w-]+)?", rf"docs/{FOLDER}/\1", source[0])
+
+
+def setup(app: Any) -> None:
+    """Register the function above; Sphinx calls this."""
+    app.connect("source-read", link_to_own_language)
