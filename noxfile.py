@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nox
 
@@ -161,6 +161,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     workflows = [str(path) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    forms = [str(ROOT / ".github" / "ISSUE_TEMPLATE" / f"{x}.yml") for x in ("bug", "feature")]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
     for package in PACKAGES:
         check_changelog(session, package)
 
@@ -308,22 +310,51 @@ def build(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, sorted((ROOT / "dist").iterdir())))
 
 
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build the package of the tag ``-- mm-amp-v0.2.0`` and its bill of materials, in ``dist/``."""
+    package, _, version = "".join(session.posargs).rpartition("-v")
+    if package not in PACKAGES or version != version_of(package):
+        present = ", ".join(f"{name}-v{version_of(name)}" for name in PACKAGES)
+        session.error(f"Give the tag of a version that the sources have: {present}.")
+    check_changelog(session, package, is_release=True)
+    session.install("build", "twine", "cyclonedx-bom==7.5.0")
+    dist = ROOT / "dist" / "release"  # which is published; of this package alone
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", f"--outdir={dist}", str(package_dir(package)))
+    session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
+    requirements = Path(session.create_tmp(), "requirements.txt")
+    requirements.write_text("\n".join(pyproject_of(package)["project"]["dependencies"]) + "\n")
+    bom = f"--output-file={ROOT / 'dist' / f'{package}-{version}.cdx.json'}"
+    project = f"--pyproject={package_dir(package) / 'pyproject.toml'}"
+    session.run("cyclonedx-py", "requirements", project, bom, str(requirements))
+
+
 def package_dir(package: str) -> Path:
     """Return the folder of ``package``."""
     return ROOT / "packages" / package
 
 
+def pyproject_of(package: str) -> dict[str, Any]:
+    """Return the ``pyproject.toml`` of ``package``."""
+    return nox.project.load_toml(package_dir(package) / "pyproject.toml")
+
+
+def version_of(package: str) -> str:
+    """Return the version of ``package`` in the sources."""
+    return pyproject_of(package)["project"]["version"]
+
+
 def siblings_of(package: str) -> list[str]:
     """List the packages of ours that ``package`` requires."""
-    project = nox.project.load_toml(package_dir(package) / "pyproject.toml")["project"]
-    names = [re.split(r"[<>=!~ \[]", requirement)[0] for requirement in project["dependencies"]]
+    dependencies = pyproject_of(package)["project"]["dependencies"]
+    names = [re.split(r"[<>=!~ \[]", requirement)[0] for requirement in dependencies]
     return [name for name in names if name in PACKAGES]
 
 
 def test_requirements(package: str) -> tuple[str, ...]:
     """Return the ``test`` dependency group of ``package``."""
-    pyproject = nox.project.load_toml(package_dir(package) / "pyproject.toml")
-    return nox.project.dependency_groups(pyproject, "test")
+    return nox.project.dependency_groups(pyproject_of(package), "test")
 
 
 def install_over_torch(session: nox.Session, torch: str, *requirements: str) -> None:
@@ -409,13 +440,11 @@ def follow_torch_npu(session: nox.Session) -> None:
     session.run("python", "npu/trajectories.py", str(wheel))
 
 
-def check_changelog(session: nox.Session, package: str) -> None:
-    """Fail unless the changelog of ``package`` has a section for its current version."""
-    pyproject = nox.project.load_toml(package_dir(package) / "pyproject.toml")
-    version = pyproject["project"]["version"]
-    changelog = (package_dir(package) / "CHANGELOG.md").read_text(encoding="utf-8")
-    if f"## [{version}]" not in changelog:
-        session.error(f"packages/{package}/CHANGELOG.md has no section '## [{version}]'. Add it.")
+def check_changelog(session: nox.Session, package: str, *, is_release: bool = False) -> None:
+    """Fail unless the changelog of ``package`` has a section, of a release a dated one, for it."""
+    section = f"## [{version_of(package)}]" + " - 2" * is_release
+    if section not in (package_dir(package) / "CHANGELOG.md").read_text(encoding="utf-8"):
+        session.error(f"packages/{package}/CHANGELOG.md has no section '{section}'. Add it.")
 
 
 if __name__ == "__main__":

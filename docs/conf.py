@@ -21,6 +21,7 @@ root_doc = f"docs/{FOLDER}/index"
 include_patterns = [f"docs/{FOLDER}/**", "packages/*/README.md", "packages/*/CHANGELOG.md"]
 exclude_patterns = [".*", "dist", "integration_tests", "packages/*/src", "packages/*/tests"]
 myst_heading_anchors = 3
+add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
