@@ -34,7 +34,7 @@ _REFRESH_INTERVAL_S = 0.1
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
 # By these rich takes for a terminal what is none.
-_FORCE_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+_FORCE_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 
 
@@ -68,9 +68,12 @@ class RunConsole:
         return self._console
 
     def _is_terminal(self) -> bool:
-        may_be = getattr(sys.stdout, "isatty", bool)() or not _FORCE_TERMINAL.isdisjoint(os.environ)
-        # Without importing rich where it is none.
-        return (may_be or self._console is not None) and self.console.is_terminal
+        may_be = (
+            self._console is not None
+            or getattr(sys.stdout, "isatty", bool)()
+            or any(name in os.environ for name in _FORCE_TERMINAL)
+        )
+        return may_be and self.console.is_terminal  # rich is not imported where it is none
 
     @property
     def has_bar(self) -> bool:
