@@ -307,7 +307,8 @@ def build(session: nox.Session) -> None:
     session.install("build", "twine")
     for package in PACKAGES:
         session.run("python", "-m", "build", f"--outdir={ROOT / 'dist'}", str(package_dir(package)))
-    session.run("twine", "check", "--strict", *map(str, sorted((ROOT / "dist").iterdir())))
+    distributions = sorted((ROOT / "dist").glob("mm_*"))
+    session.run("twine", "check", "--strict", *map(str, distributions))
 
 
 @nox.session
@@ -441,7 +442,7 @@ def follow_torch_npu(session: nox.Session) -> None:
 
 
 def check_changelog(session: nox.Session, package: str, *, is_release: bool = False) -> None:
-    """Fail unless the changelog of ``package`` has a section, of a release a dated one, for it."""
+    """Fail unless the changelog has a section for the version, dated for a release."""
     section = f"## [{version_of(package)}]" + " - 2" * is_release
     if section not in (package_dir(package) / "CHANGELOG.md").read_text(encoding="utf-8"):
         session.error(f"packages/{package}/CHANGELOG.md has no section '{section}'. Add it.")

@@ -143,7 +143,7 @@ class ShardWriter:
         writer.submit({}, write)
 
     def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy ``tensors`` to the host, into the memory of the copies before where it fits.
+        """Copy ``tensors`` to the host, reusing the last copy's memory where shape and dtype match.
 
         torch's ``async_save`` allocates memory for each copy, which takes longer than copying.
         """

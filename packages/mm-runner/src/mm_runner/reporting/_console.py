@@ -33,7 +33,7 @@ _REFRESH_INTERVAL_S = 0.1
 # Columns beside the bar: steps, time left, a loss and the speed.
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
-# By these rich takes for a terminal what is none.
+# rich treats any output as a terminal if one of these is set.
 _FORCE_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 
@@ -73,7 +73,7 @@ class RunConsole:
             or getattr(sys.stdout, "isatty", bool)()
             or any(name in os.environ for name in _FORCE_TERMINAL)
         )
-        return may_be and self.console.is_terminal  # rich is not imported where it is none
+        return may_be and self.console.is_terminal  # do not import rich for a file or pipe
 
     @property
     def has_bar(self) -> bool:
