@@ -279,6 +279,7 @@ def docs(session: nox.Session) -> None:
     """Build the site into ``.nox/site``, and run the documents' examples."""
     install_wheels(session, DEFAULT_TORCH, "pytest>=8", *SITE)
     site = ROOT / ".nox" / "site"
+    shutil.rmtree(site, ignore_errors=True)  # pages that are gone
     for language in ("en", "zh_cn"):
         build = ("sphinx-build", "-q", "-n", "-W", "--keep-going", "-c", "docs", "-t", language)
         session.run(*build, str(ROOT), str(site / language), env={"COLUMNS": "100"})
