@@ -16,7 +16,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,13 +130,10 @@ class ShardWriter:
             return
 
         def write(_: Any) -> None:
-            if rest:
-                with _removing(folder, path):
-                    save(copies)
+            with _removing(folder, path):
+                save(copies)
+                if rest:
                     write_file(rest)
-            else:
-                with suppress(BaseException):  # the first process reports it
-                    save(copies)
 
         writer.wait()
         copies = self._copy(tensors)
