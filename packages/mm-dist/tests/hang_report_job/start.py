@@ -7,6 +7,7 @@ the end, the exit statuses of those ranks are printed as JSON.
 
 # ruff: noqa: T201 (what it prints is what is looked at)
 
+import contextlib
 import json
 import os
 import runpy
@@ -15,9 +16,13 @@ import socket
 import sys
 from pathlib import Path
 
-import torch.distributed.fsdp  # noqa: F401 (DDP imports it)
+import torch.distributed.fsdp
 
 import mm_dist  # noqa: F401 (so that no rank has to)
+
+# DDP imports both; a rank that imports while the others wait hangs, for them.
+with contextlib.suppress(ImportError):  # before torch 2.0
+    import torch._dynamo  # noqa: F401
 
 FOLDER = Path(sys.argv[1])
 
