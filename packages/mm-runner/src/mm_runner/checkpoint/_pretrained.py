@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_runner._untrusted import is_file_name
-from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.errors import CheckpointError, import_extra
 
 from ._content import first_line
 from ._reading import damaged, read_file
@@ -65,19 +65,9 @@ def _files_in(directory: Path) -> list[Path]:
 def _read(file: Path) -> dict[str, Any]:
     if file.suffix != _SUFFIX:
         return read_file(file)
+    safetensors = import_extra("safetensors.torch", "hf", str(file))
     try:
-        from safetensors.torch import load_file  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigError(
-            f"{file} needs safetensors, which cannot be imported ({error}). Install the extra: "
-            "pip install 'mm-runner[hf]'."
-        ) from error
-    try:
-        weights: dict[str, Any] = load_file(str(file))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"The checkpoint {file} was asked for; there is no such file.") from (
-            error
-        )
+        weights: dict[str, Any] = safetensors.load_file(str(file))
     except Exception as error:  # its reader has errors of its own
         raise CheckpointError(f"{file} is damaged: {first_line(error)}.") from error
     return weights

@@ -89,7 +89,6 @@ class ShardWriter:
     def __init__(self) -> None:
         # Of its own: a thread must not use a group that the training uses.
         self._group: dist.ProcessGroup | None = None
-        self._copies: dict[str, torch.Tensor] = {}
 
     def write(
         self,
@@ -129,36 +128,20 @@ class ShardWriter:
                 run_on_main(lambda: write_file(rest))
             return
 
-        def write(_: Any) -> None:
+        def write(copies: dict[str, Any]) -> None:
             with _removing(folder, path):
                 save(copies)
                 if rest:
                     write_file(rest)
 
-        writer.wait()
-        copies = self._copy(tensors)
-        writer.submit({}, write)
-
-    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy ``tensors`` to the host, reusing the last copy's memory where shape and dtype match.
-
-        torch's ``async_save`` allocates memory for each copy, which takes longer than copying.
-        """
-        before, self._copies = self._copies, {}
-        for key, one in tensors.items():
-            copied = before.pop(key, None)
-            if copied is None or (copied.shape, copied.dtype) != (one.shape, one.dtype):
-                copied = one.to("cpu", copy=True)
-            else:
-                copied.copy_(one)
-            self._copies[key] = copied
-        return self._copies
+        # Not by torch's async_save, which allocates memory for each copy: longer than copying.
+        writer.submit(tensors, write, _copied)
 
     def close(self) -> None:
         """Leave the group of processes."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-        self._group, self._copies = None, {}
+        self._group = None
 
 
 def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
@@ -173,6 +156,10 @@ def _split(value: Any, key: str, tensors: dict[str, Any]) -> Any:
     state: Any = copy.copy(value)  # with the metadata of a state_dict
     state.update((name, _split(item, f"{key}.{name}", tensors)) for name, item in value.items())
     return state
+
+
+def _copied(tensors: dict[str, Any], to_host: Callable[..., Any]) -> dict[str, Any]:
+    return {key: to_host(one, key) for key, one in tensors.items()}
 
 
 @contextmanager

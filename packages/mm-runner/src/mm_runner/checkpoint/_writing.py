@@ -135,10 +135,16 @@ class BackgroundWriter:
         self._buffers: dict[str, Tensor] = {}
         self._under_way: Future[object] | None = None
 
-    def submit(self, checkpoint: Mapping[str, Any], write: Callable[[Any], object]) -> None:
+    def submit(
+        self,
+        checkpoint: Mapping[str, Any],
+        write: Callable[[Any], object],
+        copied: Callable[..., Any] = plain,
+    ) -> None:
         """Copy ``checkpoint``, and return while a thread calls ``write`` with the copy.
 
-        The one before is waited for: memory is kept for a single copy.
+        The one before is waited for: memory is kept for a single copy. ``copied`` copies by a
+        function that takes a tensor and its path.
 
         Raises:
             CheckpointError: If ``checkpoint`` holds something that may not be saved.
@@ -146,7 +152,7 @@ class BackgroundWriter:
         """
         self.wait()
         pool = ThreadPoolExecutor(1, thread_name_prefix="mm_runner-checkpoint")
-        self._under_way = pool.submit(write, self._copied(checkpoint))
+        self._under_way = pool.submit(write, copied(checkpoint, to_host=self._reusing()))
         pool.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -165,8 +171,8 @@ class BackgroundWriter:
         if self._under_way is not None:
             wait([self._under_way])
 
-    def _copied(self, checkpoint: Mapping[str, Any]) -> Any:
-        """Return ``checkpoint`` with every tensor copied to the host, into the memory kept."""
+    def _reusing(self) -> Callable[[Tensor, str], Tensor]:
+        """Return what copies a tensor to the host, into the memory kept from the last copy."""
         buffers, self._buffers = self._buffers, {}
         copies: dict[tuple[Any, ...], Tensor] = {}
 
@@ -174,7 +180,8 @@ class BackgroundWriter:
             if value.layout is not torch.strided or value.is_quantized:
                 return value.cpu().clone()
             # Tied weights are one tensor under two names; in the file they stay one.
-            key = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
+            place = getattr(value, "_local_tensor", value).data_ptr()
+            key = (place, value.device, value.dtype, value.shape, value.stride())
             if value.numel() == 0 or key not in copies:
                 buffer = buffers.pop(path, None)
                 form = (value.shape, value.dtype, value.stride())
@@ -183,7 +190,7 @@ class BackgroundWriter:
                 copies[key] = self._buffers[path] = buffer.copy_(value)
             return copies[key]
 
-        return plain(checkpoint, to_host=copy)
+        return copy
 
 
 def _allocate(value: Tensor) -> Tensor:
