@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,6 +209,39 @@ def together(session: nox.Session, torch: str) -> None:
     session.run("pytest", "together", *PARALLEL, *session.posargs, env=ONE_THREAD)
 
 
+@nox.session(name="together-minimum", python="3.10")
+def together_minimum(session: nox.Session) -> None:
+    """Test all packages side by side, on the lowest version of everything that they require."""
+    lowest = {
+        name: version
+        for package in PACKAGES
+        for name, version in re.findall(r"([\w-]+)>=([\d.]+)", " ".join(requirements_of(package)))
+    }
+    # A lower sibling than that of the sources has been published.
+    here = [
+        x for x in PACKAGES if f"{version_of(x)}.".startswith(f"{lowest.get(x, version_of(x))}.")
+    ]
+    pins = [f"{name}=={version}" for name, version in lowest.items() if name not in here]
+    install_wheels(session, lowest["torch"], *pins, "pytest>=8", "pytest-xdist>=3.5", packages=here)
+    session.chdir(ROOT / "integration_tests")
+    session.run("pytest", "together", *PARALLEL, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """Test all packages on all versions of torch, or on ``-- VERSION``; write it into the docs."""
+    reports = ROOT / ".nox" / "matrix"
+    shutil.rmtree(reports, ignore_errors=True)
+    for torch in session.posargs or TORCH:
+        python = TORCH[torch].python or f"{sys.version_info[0]}.{sys.version_info[1]}"
+        for of in [*PACKAGES, "together"]:
+            cell = f"together(torch-{torch})" if of == "together" else f"tests({of}, torch-{torch})"
+            report = f"--junitxml={reports / f'{of}_{torch}_{python}.xml'}"
+            command = ("-m", "nox", "-f", __file__, "-s", cell, "--", report)
+            session.run(sys.executable, *command, success_codes=[0, 1])  # the table has what failed
+    session.run(sys.executable, str(ROOT / "integration_tests" / "matrix_page.py"), str(reports))
+
+
 @nox.session
 @nox.parametrize(
     "python,torch",
@@ -304,12 +339,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build the wheel and the sdist of every package into ``dist/``, and check them."""
-    session.install("build", "twine")
+    """Build the wheel and the sdist of every package into ``dist/``, and install each alone."""
+    install_over_torch(session, DEFAULT_TORCH, "build", "twine")
+    dist = ROOT / "dist"
+    for old in dist.glob("mm_*"):
+        old.unlink()
     for package in PACKAGES:
-        session.run("python", "-m", "build", f"--outdir={ROOT / 'dist'}", str(package_dir(package)))
-    distributions = sorted((ROOT / "dist").glob("mm_*"))
-    session.run("twine", "check", "--strict", *map(str, distributions))
+        session.run("python", "-m", "build", f"--outdir={dist}", str(package_dir(package)))
+    files = sorted(dist.glob("mm_*"))
+    session.run("twine", "check", "--strict", *map(str, files))
+    for file in files:
+        session.run("python", "-m", "pip", "uninstall", "-q", "-y", *PACKAGES)
+        session.install(f"--find-links={dist}", str(file))  # mm-runner's siblings are there
+        session.run("python", "-c", f"import {file.name.partition('-')[0]}")
 
 
 @nox.session
@@ -347,10 +389,15 @@ def version_of(package: str) -> str:
     return pyproject_of(package)["project"]["version"]
 
 
+def requirements_of(package: str) -> list[str]:
+    """List what ``package`` requires, with the extra that its examples need."""
+    project = pyproject_of(package)["project"]
+    return project["dependencies"] + project.get("optional-dependencies", {}).get("examples", [])
+
+
 def siblings_of(package: str) -> list[str]:
     """List the packages of ours that ``package`` requires."""
-    dependencies = pyproject_of(package)["project"]["dependencies"]
-    names = [re.split(r"[<>=!~ \[]", requirement)[0] for requirement in dependencies]
+    names = [re.split(r"[<>=!~ \[]", requirement)[0] for requirement in requirements_of(package)]
     return [name for name in names if name in PACKAGES]
 
 
@@ -367,12 +414,14 @@ def install_over_torch(session: nox.Session, torch: str, *requirements: str) -> 
     session.install(f"torch=={torch}", *requirements)
 
 
-def install_wheels(session: nox.Session, torch: str, *requirements: str) -> None:
-    """Build all packages' wheels, and install them with mm-runner's example extra."""
+def install_wheels(
+    session: nox.Session, torch: str, *requirements: str, packages: Sequence[str] = PACKAGES
+) -> None:
+    """Build wheels of ``packages``, and install them with mm-runner's example extra."""
     wheels = Path(session.create_tmp())
     for old in wheels.glob("*.whl"):
         old.unlink()
-    sources = [str(package_dir(package)) for package in PACKAGES]
+    sources = [str(package_dir(package)) for package in packages]
     session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", f"-w{wheels}", *sources)
     built = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
     with_extra = [f"{wheel}[examples]" if "mm_runner" in wheel else wheel for wheel in built]
