@@ -38,15 +38,15 @@ def test_both_spellings_of_local_rank_are_taken(monkeypatch):
     assert parse().local_rank == 0
 
 
-def test_local_rank_of_the_environment_wins(monkeypatch):
+def test_local_rank_is_that_of_the_environment_unless_it_is_given(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert parse("--local-rank=0").local_rank == 3
     assert parse().local_rank == 3
+    assert parse("--local-rank=0").local_rank == 0
 
 
 def test_local_rank_is_a_number(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(argparse.ArgumentError, match="'one' is no whole number of at least 0"):
+    with pytest.raises(argparse.ArgumentError, match="invalid int value: 'one'"):
         parse("--local-rank=one")
 
 

@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 def test_get_data_device_looks_into_nested_data():
     for data in (torch.ones(1), [torch.ones(1)], {"a": (torch.ones(1), [torch.ones(2)])}):
         assert get_data_device(data) == torch.device("cpu")
-    assert get_data_device({torch.ones(1, device=META)}) == META
+    assert get_data_device((torch.ones(1, device=META),)) == META
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_get_data_device_looks_into_nested_data():
         ([], ConfigError, "is empty"),
         ({"a": {}}, ConfigError, "is empty"),
         ([torch.ones(1), torch.ones(1, device=META)], ConfigError, "on cpu, meta; move them"),
-        ([torch.ones(1), "text"], ArgumentTypeError, "<class 'str'> is in it"),
-        (3, ArgumentTypeError, "<class 'int'> is in it"),
+        ([torch.ones(1), "text"], ArgumentTypeError, r"data\[1\] is <class 'str'>"),
+        (3, ArgumentTypeError, "data is <class 'int'>"),
     ],
 )
 def test_get_data_device_says_why_there_is_no_answer(data, error, message):
@@ -49,7 +49,7 @@ def test_get_comm_device_is_the_cpu_for_gloo():
 
 def test_cast_data_device_keeps_the_kinds_of_containers():
     default = defaultdict(list, b=[torch.ones(2)])
-    data = OrderedDict(a=Pair(torch.ones(1), (torch.ones(3),)), b=default, c={torch.ones(4)})
+    data = OrderedDict(a=Pair(torch.ones(1), (torch.ones(3),)), b=default)
     moved = cast_data_device(data, "meta")
     assert type(moved) is OrderedDict
     assert type(moved["a"]) is Pair
@@ -78,13 +78,11 @@ ONE = torch.ones(1)
 @pytest.mark.parametrize(
     ("data", "out", "error", "message"),
     [
-        ([ONE], (ONE,), ArgumentTypeError, "out is of <class 'tuple'>, but data of <class 'list'>"),
-        ({ONE}, {ONE}, ArgumentTypeError, "no set, whose order"),
-        ([ONE], [ONE, ONE], ConfigError, r"out has items \[0, 1\], but data \[0\]"),
-        ({"a": ONE}, {"b": ONE}, ConfigError, r"out has items \['b'\], but data \['a'\]"),
-        ([], None, ConfigError, "empty container"),
-        ({}, None, ConfigError, "empty container"),
-        ("text", None, ArgumentTypeError, "<class 'str'> is in it"),
+        ([ONE], [ONE, ONE], ConfigError, r"out has .*data\[1\].*, but data has .*data\[0\]'\]"),
+        ({"a": ONE}, {"b": ONE}, ConfigError, r"out has .*\['b'\].*, but data has .*\['a'\]"),
+        ([], None, ConfigError, "is empty"),
+        ({}, None, ConfigError, "is empty"),
+        ("text", None, ArgumentTypeError, "data is <class 'str'>"),
     ],
 )
 def test_cast_data_device_says_what_does_not_fit(data, out, error, message):

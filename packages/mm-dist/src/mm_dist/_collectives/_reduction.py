@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from mm_dist._collectives._state import group_state
 from mm_dist._collectives._tensors import (
@@ -64,8 +64,7 @@ def all_reduce(data: Tensor, op: str = "sum", group: Any = None) -> None:
         >>> data
         tensor([1., 1.])
     """
-    hint = " all_reduce_dict takes dicts, lists and tuples of tensors."
-    check_tensor(data, "all_reduce", hint)
+    check_tensor(data, "all_reduce")
     operation = _read_operation(op, data.dtype)
     if not is_distributed():
         return
@@ -113,11 +112,8 @@ def all_reduce_dict(data: dict[Any, Any], op: str = "sum", group: Any = None) ->
         tensors = flatten(data, "all_reduce_dict")
     if group_state(group).is_checked:
         compare_calls(f"all_reduce_dict(op={op.lower()!r})", read_signature(tensors), group)
-    by_kind: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    for tensor in tensors.values():
-        by_kind[str(tensor.dtype), tensor.device.type].append(tensor)
-    for kind in sorted(by_kind):
-        _reduce_together(by_kind[kind], op, group)
+    for bucket in _fill_buckets(tensors.values()):
+        _reduce_together(bucket, op, group)
 
 
 def all_reduce_params(
@@ -146,24 +142,16 @@ def all_reduce_params(
     Example:
         >>> all_reduce_params(torch.nn.Linear(2, 2).parameters(), op="mean")
     """
-    if isinstance(params, nn.Module) or not isinstance(params, Iterable):
-        raise ArgumentTypeError(
-            f"all_reduce_params takes an iterable of tensors, got {type(params)}; pass a list, "
-            "module.parameters() or module.buffers()."
-        )
     tensors = list({id(tensor): tensor for tensor in params}.values())
     for tensor in tensors:
         check_tensor(tensor, "all_reduce_params")
-    if not coalesce:
-        for tensor in tensors:
-            all_reduce(tensor, op, group)
-        return
-    for bucket in _fill_buckets(tensors, bucket_size_mb * _MIB):
+    # With a limit of one byte each travels alone.
+    for bucket in _fill_buckets(tensors, bucket_size_mb * _MIB if coalesce else 1):
         _reduce_together(bucket, op, group)
 
 
-def _fill_buckets(tensors: list[Tensor], max_bytes: int) -> Iterator[list[Tensor]]:
-    """Put tensors of one dtype and device together, in order, up to a size."""
+def _fill_buckets(tensors: Iterable[Tensor], max_bytes: int = 0) -> Iterator[list[Tensor]]:
+    """Put tensors of one dtype and device together, in order, up to a size if it is positive."""
     by_kind: defaultdict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         by_kind[tensor.dtype, tensor.device].append(tensor)

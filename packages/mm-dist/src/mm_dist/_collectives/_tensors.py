@@ -20,10 +20,10 @@ _MAX_DIFFERENCES = 8
 _increment_version = getattr(torch.autograd.graph, "increment_version", None)  # torch >= 2.1
 
 
-def check_tensor(data: object, function: str, hint: str = "") -> None:
+def check_tensor(data: object, function: str) -> None:
     """Raise ``ArgumentTypeError`` unless ``data`` is a dense tensor."""
     if not isinstance(data, Tensor):
-        raise ArgumentTypeError(f"{function} takes a tensor, got {type(data)}.{hint}")
+        raise ArgumentTypeError(f"{function} takes a tensor, got {type(data)}.")
     if hasattr(data, "full_tensor"):  # torch's DTensor, which is expensive to import
         raise ArgumentTypeError(
             f"{function} takes a plain tensor, got one that is sharded over a device mesh; call "
@@ -56,18 +56,13 @@ def rebuild(data: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(data, Tensor):
         return next(tensors)
     items = {key: rebuild(value, tensors) for key, value in _items(data)}
-    return fill_like(data, items if isinstance(data, Mapping) else items.values())
-
-
-def fill_like(data: Any, items: Any) -> Any:
-    """Return a container of the type of ``data`` with other items."""
-    if hasattr(data, "_fields"):
-        return type(data)(*items)
     if isinstance(data, MutableMapping):
         copied = copy.copy(data)  # keeps what is not an item, as of a defaultdict
         copied.update(items)
         return copied
-    return type(data)(items) if isinstance(data, (list, tuple, set, frozenset)) else items
+    if isinstance(data, Mapping):
+        return items
+    return type(data)(*items.values()) if hasattr(data, "_fields") else type(data)(items.values())
 
 
 def _items(data: Any) -> list[tuple[Any, Any]]:

@@ -61,12 +61,11 @@ class MPILauncher:
             for name in ("local_rank", "master_addr", "local_world_size", "num_nodes"):
                 reader.sources.setdefault(name, "all ranks are on one machine")
         elif master_addr is None:
-            slurm = " In a job of Slurm, srun needs no address." if env.get("SLURM_JOB_ID") else ""
             raise LaunchError(
                 "launcher='mpi' found ranks on several machines, and MPI does not say where rank 0 "
                 "is. Set MASTER_ADDR to its address on all ranks, as in: "
                 "mpirun -x MASTER_ADDR=HOST -np N python script.py"
-                f" (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...).{slurm}"
+                " (with MPICH or Intel MPI: mpiexec -genv MASTER_ADDR HOST ...)."
             )
         if local_rank is None:
             local_rank = reader.read_integer("local_rank", *_LOCAL_RANK)

@@ -5,8 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mm_dist._backends import check_backend
-from mm_dist._errors import ArgumentTypeError, ConfigError, MMDistError
+from mm_dist._errors import ConfigError, MMDistError
 from mm_dist._launchers._environment import LaunchEnvironment, Launcher
 from mm_dist._launchers._misuse import check_agreement
 from mm_dist._message import suggest_name, warn_caller
@@ -56,25 +55,13 @@ def select_launcher(name: str, env: Mapping[str, str]) -> Launcher:
 
 def check_launcher(name: str) -> None:
     """Refuse what is no launcher's name."""
-    if not isinstance(name, str):
-        raise ArgumentTypeError(
-            f"launcher={name!r} is no name; give one, as 'auto' or 'slurm', as a str."
-        )
-    if name == "auto" or name in find_plugins(GROUP):
-        return
-    try:
-        check_backend(name)
-    except MMDistError:
-        names = launcher_names()
-    else:
+    names = launcher_names()
+    if name not in names:
         raise ConfigError(
-            f"launcher={name!r} is a backend: give it as backend={name!r}, and leave launcher out."
+            f"launcher={name!r} is not known; there are: {', '.join(names)}."
+            f"{suggest_name(str(name), names)} Another one is added by a distribution that "
+            f"advertises it in the entry-point group {GROUP!r}."
         )
-    raise ConfigError(
-        f"launcher={name!r} is not known; there are: {', '.join(names)}."
-        f"{suggest_name(name, names)} Another one is added by a distribution that advertises it in "
-        f"the entry-point group {GROUP!r}."
-    )
 
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
@@ -111,9 +98,8 @@ def add_launcher_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--launcher`` and both spellings of ``--local_rank``.
 
     ``python -m torch.distributed.launch`` passes ``--local_rank=N`` or ``--local-rank=N``,
-    depending on torch's version; a script without both dies in argparse on the other one. Where
-    the environment has ``LOCAL_RANK``, that is the value, whatever is passed. The functions of
-    this package read the environment alone.
+    depending on torch's version; a script without both dies in argparse on the other one. The
+    default is the environment's ``LOCAL_RANK``, which the functions of this package read alone.
 
     Args:
         parser: The script's parser; changed in place.
@@ -133,17 +119,8 @@ def add_launcher_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--local_rank",
         "--local-rank",
-        dest="local_rank",
-        type=_choose_local_rank,
-        default="0",
+        type=int,
+        default=os.environ.get("LOCAL_RANK") or 0,
         metavar="N",
         help="passed by torch.distributed.launch; need not be given by hand",
     )
-
-
-def _choose_local_rank(text: str) -> int:
-    # argparse passes the default through here as well.
-    chosen = os.environ.get("LOCAL_RANK") or text
-    if not chosen.isdecimal():
-        raise argparse.ArgumentTypeError(f"{chosen!r} is no whole number of at least 0")
-    return int(chosen)

@@ -67,6 +67,8 @@ def end_at_exit() -> None:
     if state.failed is None:
         # A hook that does not call ours has printed the exception.
         release_peers(own)
+    if own.hang_report is not None:
+        own.hang_report.end_thread()
     time.sleep(_THREAD_GRACE_S)
 
 
@@ -77,12 +79,12 @@ def _leave(own: OwnGroup) -> None:
     names = backend_names(str(own.info.backend))
     if is_shared and any(find_accelerator_of(name) is not None for name in names):
         # As with NCCL, a group is destroyed only when all ranks do so.
-        if not board.leave(_PARTING_LIMIT_S, state.exit_status):
+        if not board.leave(_PARTING_LIMIT_S):
             # The others go on without this rank: what it has begun is finished, no more.
             synchronize_device(own.info.device)
             abort_groups()
     elif is_shared:
-        board.leave(0, state.exit_status)
+        board.leave(0)
     if find_own_group() is not None:
         # gloo's connections break when the last reference goes.
         own.group = None

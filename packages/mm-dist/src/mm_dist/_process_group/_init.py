@@ -177,10 +177,7 @@ def _join(
     if is_watched and own.info.timeout is not None:
         from mm_dist.diagnose._hang_report import start_hang_report  # noqa: PLC0415 (only if on)
 
-        try:
-            own.hang_report = start_hang_report(own.info, own.info.timeout)
-        except (RuntimeError, OSError) as error:
-            warn_caller(f"There will be no hang report: {type(error).__name__}: {error}")
+        own.hang_report = start_hang_report(own.info, own.info.timeout)
     return own.info
 
 

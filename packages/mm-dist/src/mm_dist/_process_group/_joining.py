@@ -47,8 +47,12 @@ def join_group(
         )
     set_current_device(info.device)
     former_hook, replaced = sys.excepthook, _set_variables(environment, variables)
+    store, address = None, None
     try:
-        own = _join(info, environment, timeout, replaced, settings)
+        if info.backend != "mpi":  # MPI connects its ranks by itself
+            address = StoreAddress(str(environment.master_addr), int(environment.master_port or 0))
+            store = _meet_in_store(info, environment, timeout, address, settings)
+        dist.init_process_group(**_group_arguments(info, timeout, store))
     except (RuntimeError, ValueError, OSError) as error:
         restore_variables(replaced)
         failure: Exception = error
@@ -65,6 +69,8 @@ def join_group(
         with suppress(Exception):
             write_error_file(failure, {"is_consequence": False}, f"mm-dist: {failure}")
         raise failure from failure.__cause__
+    joined = replace(info, timeout=read_group_timeout(dist.group.WORLD) or timeout)
+    own = OwnGroup(dist.group.WORLD, joined, replaced, environment, store, address)
     is_host = info.rank == 0 and not is_kept_by_launcher()
     board = FailureBoard(own.address, own.info, state.num_joined)
     own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
@@ -91,23 +97,6 @@ def _set_variables(
     return replaced
 
 
-def _join(
-    info: DistInfo,
-    environment: LaunchEnvironment,
-    timeout: timedelta | None,
-    replaced: Mapping[str, str | None],
-    settings: Mapping[str, str],
-) -> OwnGroup:
-    store, address = None, None
-    if info.backend != "mpi":
-        # MPI connects its ranks by itself.
-        address = StoreAddress(str(environment.master_addr), int(environment.master_port or 0))
-        store = _meet_in_store(info, environment, timeout, address, settings)
-    dist.init_process_group(**_group_arguments(info, timeout, store))
-    joined = replace(info, timeout=read_group_timeout(dist.group.WORLD) or timeout)
-    return OwnGroup(dist.group.WORLD, joined, replaced, environment, store, address)
-
-
 def _meet_in_store(
     info: DistInfo,
     environment: LaunchEnvironment,
@@ -121,8 +110,6 @@ def _meet_in_store(
     # Not before: a rank that did not find the address, and tries again, has missed no meeting.
     state.num_joined += 1
     board = FailureBoard(address, info, state.num_joined)
-    if info.rank == 0:
-        board.clear()
     while True:
         try:
             if not is_kept_by_launcher():

@@ -21,7 +21,7 @@ _JOB_VARIABLES = {
 }
 # Rank 0 signs its store at once; a store that stays unsigned for so long is not rank 0's.
 _SIGNATURE_S = 20.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+_PAUSE_S = 0.005
 # How long rank 0, whose store ends with it, lets the others read what differs.
 _READ_GRACE_S = 3.0
 
@@ -55,11 +55,12 @@ def meet(
         if is_unique and store.add(f"{prefix}/rank/{rank}", 0) > incarnation:
             raise _duplicate_error(environment)
 
-    if not _wait_for(store, f"{prefix}/complete", end, check_newest):
+    size = environment.world_size
+    if not _wait_for(store, f"{prefix}/complete", end, size, check_newest):
         raise _absence_error(store, prefix, environment, limit_s)
     if is_unique and store.add(f"{prefix}/claim/{rank}", 1) > 1:
         raise _duplicate_error(environment)
-    if store.add(equals, 0) < environment.world_size:
+    if store.add(equals, 0) < size:
         _raise_difference(store, prefix, environment, settings)
 
 
@@ -72,7 +73,7 @@ def _check_host(store: Any, environment: LaunchEnvironment) -> None:
     key = f"mm_dist/host/{_hash(facts)}"
     if environment.rank == 0:
         store.add(key, 1)
-    elif not _wait_for(store, key, time.monotonic() + _SIGNATURE_S):
+    elif not _wait_for(store, key, time.monotonic() + _SIGNATURE_S, environment.world_size):
         host, port = str(environment.master_addr), int(environment.master_port or 0)
         raise stranger_error(environment.rank, host, port, "it is the store of another job")
 
@@ -81,15 +82,17 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _wait_for(store: Any, key: str, end: float, check: Callable[[], None] = lambda: None) -> bool:
-    pause_s = _FIRST_PAUSE_S
+def _wait_for(
+    store: Any, key: str, end: float, num_ranks: int, check: Callable[[], None] = lambda: None
+) -> bool:
+    pause_s = _PAUSE_S
     while store.add(key, 0) == 0:
         check()
         if time.monotonic() >= end:
             return False
         time.sleep(pause_s)
-        # Thousands of ranks may wait for one that is late.
-        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        # Of two ranks each asks at once; thousands may wait for one that is late.
+        pause_s = min(1.5 * pause_s, num_ranks * _PAUSE_S, 0.5)
     return True
 
 
@@ -112,7 +115,7 @@ def _raise_difference(
     store.add(f"{prefix}/num_told", 1)
     end = time.monotonic() + _READ_GRACE_S
     while rank == 0 and store.add(f"{prefix}/num_told", 0) < world_size and time.monotonic() < end:
-        time.sleep(_FIRST_PAUSE_S)
+        time.sleep(_PAUSE_S)
     raise LaunchError(difference)
 
 

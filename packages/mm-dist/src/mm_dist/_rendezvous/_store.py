@@ -5,9 +5,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -27,6 +29,7 @@ _ANSWER_S = 20.0
 # long; but torch's store looks up the name of whoever connects and answers nobody meanwhile, and a
 # lost message to the name server takes 5 s.
 _REACH_S, _SHORT_ANSWER_S = 3.0, 8.0
+_Result = TypeVar("_Result")
 PORT_IS_TAKEN = ("eaddrinuse", "address already in use")
 
 
@@ -51,6 +54,13 @@ class StoreAddress:
 def is_kept_by_launcher() -> bool:
     """Return whether torch's launcher keeps the store, so that rank 0 opens none."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
+def store_prefix(number: int) -> str:
+    """Return the prefix of the keys about group ``number`` that are not in torch's prefix store."""
+    # The launcher's store outlives a failed attempt, and keeps what that has left there.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_kept_by_launcher() else None
+    return f"mm_dist/{number}" if attempt is None else f"mm_dist/{number}/attempt/{attempt}"
 
 
 def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
@@ -81,22 +91,30 @@ def open_store(environment: LaunchEnvironment, limit_s: float) -> Any:
 
 def _connect_in_time(host: str, port: int, rank: int) -> Any:
     """Connect to rank 0, in a thread: what listens there may be no store, and never answer."""
-    outcome: list[Any] = []
 
-    def connect() -> None:
-        try:
-            store = _open(host, port, _ANSWER_S, is_server=False)
-            store.num_keys()  # not every version notices a missing answer by itself
-            outcome.append(store)
-        except (RuntimeError, ValueError, OSError) as error:
-            outcome.append(error)
+    def connect() -> Any:
+        store = _open(host, port, _ANSWER_S, is_server=False)
+        store.num_keys()  # not every version notices a missing answer by itself
+        return store
 
-    thread = threading.Thread(target=connect, name="mm_dist-connect", daemon=True)
-    thread.start()
-    thread.join(_ANSWER_S)
-    if not outcome or isinstance(outcome[0], Exception):
+    store = call_in_time(_ANSWER_S, connect)
+    if store is None:
         raise stranger_error(rank, host, port, "it does not answer as torch's store does")
-    return outcome[0]
+    return store
+
+
+def call_in_time(limit_s: float, function: Callable[[], _Result]) -> _Result | None:
+    """Call a function in a thread; return ``None`` if it raises, or takes longer than the limit."""
+    outcome: list[_Result] = []
+
+    def call() -> None:
+        with suppress(Exception):
+            outcome.append(function())
+
+    thread = threading.Thread(target=call, name="mm_dist-call", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return outcome[0] if outcome else None
 
 
 def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:

@@ -65,7 +65,7 @@ def read_ddp_arguments(module: nn.Module, ddp_kwargs: dict[str, Any]) -> dict[st
                 f"DistributedDataParallel: {', '.join(sorted(known))}.{suggest_name(name, known)}"
             )
     devices = {parameter.device for parameter in module.parameters()}
-    if _is_on_cpu(module):
+    if devices == {torch.device("cpu")}:
         # torch refuses them on the CPU, though a script may pass its local rank anywhere.
         arguments.pop("device_ids", None)
         arguments.pop("output_device", None)
@@ -74,10 +74,6 @@ def read_ddp_arguments(module: nn.Module, ddp_kwargs: dict[str, Any]) -> dict[st
         (device,) = devices
         arguments["device_ids"] = None if device.index is None else [device.index]
     return arguments
-
-
-def _is_on_cpu(module: nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in module.parameters())
 
 
 def raise_explained(error: RuntimeError, wrapper: Any, names: Sequence[str]) -> None:

@@ -23,20 +23,17 @@ class OptimWrapperProtocol(Protocol):
 
 def val_step(self: Any, data: Any) -> Any:
     """Return the module's own ``val_step(data)``; nothing is synchronised."""
-    check_methods(self, "val_step", "val_step")
     return self.module.val_step(data)
 
 
 def test_step(self: Any, data: Any) -> Any:
     """Return the module's own ``test_step(data)``; nothing is synchronised."""
-    check_methods(self, "test_step", "test_step")
     return self.module.test_step(data)
 
 
 def run_train_step(wrapper: Any, data: Any, optim_wrapper: OptimWrapperProtocol) -> dict[str, Any]:
     """Run forward, backward and the optimizer on one batch."""
     advance_iteration()
-    check_methods(wrapper, "train_step", "data_preprocessor", "parse_losses")
     model: Any = wrapper.module
     with optim_wrapper.optim_context(wrapper):
         batch = model.data_preprocessor(data, True)  # noqa: FBT003 (MMEngine's order)
@@ -59,17 +56,6 @@ def call_with_batch(wrapper: Any, batch: Any, mode: str) -> Any:
         f"The data_preprocessor of {type(wrapper.module).__name__} returned {type(batch)}; "
         "return a dict (passed to forward by name) or a list or tuple (by position)."
     )
-
-
-def check_methods(wrapper: Any, step: str, *names: str) -> None:
-    """Check that the wrapped model has the methods that a step calls."""
-    missing = [name for name in names if not callable(getattr(wrapper.module, name, None))]
-    if missing:
-        raise ArgumentTypeError(
-            f"{type(wrapper).__name__}.{step} calls {', '.join(names)} of the module; "
-            f"{type(wrapper.module).__name__} lacks {', '.join(missing)}. Add it, or call the "
-            "wrapper and the optimizer yourself."
-        )
 
 
 def insert_module(_: nn.Module, state: Any, prefix: str, *__: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mm_dist._errors import ArgumentTypeError, ConfigError
+from mm_dist._errors import ConfigError
 from mm_dist._info import get_world_size
 from mm_dist._message import warn_caller
 from mm_dist._state import is_distributed
@@ -36,7 +36,6 @@ def convert_sync_batchnorm(
         ``module``.
 
     Raises:
-        ArgumentTypeError: If ``module`` is no module.
         ConfigError: If the implementation is not known.
 
     Example:
@@ -48,7 +47,6 @@ def convert_sync_batchnorm(
             f"implementation={implementation!r} is not supported; only 'torch' is, a subclass of "
             "torch.nn.SyncBatchNorm."
         )
-    _check_module(module, "convert_sync_batchnorm")
     for name, child in module.named_modules():
         kind = type(child)
         if not isinstance(child, BATCH_NORM) or isinstance(child, SyncBatchNorm):
@@ -79,26 +77,15 @@ def revert_sync_batchnorm(module: _Module) -> _Module:
     Returns:
         ``module``.
 
-    Raises:
-        ArgumentTypeError: If ``module`` is no module.
-
     Example:
         >>> type(revert_sync_batchnorm(convert_sync_batchnorm(nn.BatchNorm2d(3)))).__name__
         'BatchNorm2d'
     """
-    _check_module(module, "revert_sync_batchnorm")
     for child in module.modules():
         if isinstance(child, nn.SyncBatchNorm):
             child.__class__ = child.__dict__.pop(_FORMER_CLASS, BatchNorm)
             child.__dict__.pop("process_group", None)
     return module
-
-
-def _check_module(module: object, function: str) -> None:
-    if not isinstance(module, nn.Module):
-        raise ArgumentTypeError(
-            f"{function} takes a torch.nn.Module, got {type(module)}; pass the model."
-        )
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):

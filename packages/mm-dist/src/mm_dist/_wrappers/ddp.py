@@ -131,8 +131,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
             The ``log_vars`` of the model's ``parse_losses``, on the device.
 
         Raises:
-            ArgumentTypeError: If the module lacks a method that a step needs, or the batch is no
-                mapping, list or tuple.
+            ArgumentTypeError: If the batch is no mapping, list or tuple.
             GradientSyncError: If the gradients of this step or the last one were not averaged, or a
                 parameter was unfrozen since the model was wrapped, whose gradient is not.
         """

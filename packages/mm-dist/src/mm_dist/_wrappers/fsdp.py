@@ -12,7 +12,6 @@ from mm_dist._torch_private import register_before_loading
 from mm_dist._wrappers._steps import (
     OptimWrapperProtocol,
     call_with_batch,
-    check_methods,
     insert_module,
     run_train_step,
 )
@@ -149,7 +148,7 @@ class MMFullyShardedDataParallel(nn.Module):
         Arguments and result are those of ``MMDistributedDataParallel.train_step``.
 
         Raises:
-            ArgumentTypeError: As there.
+            ArgumentTypeError: If the batch is no mapping, list or tuple.
             ConfigError: If the optimizer holds the parameters from before the sharding.
         """
         if optim_wrapper is not self._checked_optimizers[0]:
@@ -191,7 +190,6 @@ class MMFullyShardedDataParallel(nn.Module):
                 # It may use layers directly, past the call that would gather their parameters.
                 self._heads[-1].unshard()
                 return getattr(model, name)(data)
-            check_methods(self, name, "data_preprocessor")
             batch = model.data_preprocessor(data, False)  # noqa: FBT003 (MMEngine's order)
             return call_with_batch(self, batch, mode="predict")
         finally:

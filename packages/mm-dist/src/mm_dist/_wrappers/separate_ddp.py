@@ -13,7 +13,7 @@ from mm_dist._torch_private import register_before_loading
 from mm_dist._wrappers import _steps
 from mm_dist._wrappers._ddp_checks import check_module, check_still_frozen
 from mm_dist._wrappers._recognition import is_model_wrapper
-from mm_dist._wrappers._steps import check_methods, insert_module
+from mm_dist._wrappers._steps import insert_module
 from mm_dist._wrappers.ddp import MMDistributedDataParallel
 
 
@@ -92,11 +92,9 @@ class MMSeparateDistributedDataParallel(nn.Module):
         """Return the module's own ``train_step(data, optim_wrapper)``.
 
         Raises:
-            ArgumentTypeError: If the module has none.
             GradientSyncError: If the gradients of a child were not averaged over the ranks, or a
                 parameter was unfrozen since the model was wrapped.
         """
-        check_methods(self, "train_step", "train_step")
         advance_iteration()
         check_still_frozen(self._frozen)
         children = [c for c in self.module.children() if isinstance(c, ChildDataParallel)]

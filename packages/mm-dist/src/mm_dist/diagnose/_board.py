@@ -16,7 +16,7 @@ from mm_dist.diagnose._sample import Sample
 # torch's store looks up the name of whoever connects, and answers nobody meanwhile: a resolver that
 # loses a message takes 5 s or 10 s.
 _CONNECT_S, _PAUSE_S = 12.0, 0.05
-LEFT_WITHOUT_ITERATION = -1
+LEFT = -1  # how often a rank has published that has left the group
 
 
 class Board:
@@ -78,15 +78,14 @@ class Board:
             is_over = time.monotonic() >= deadline
             for rank, before in list(missing.items()):
                 times = self.count(f"{rank}/times")
-                if times < 0:
-                    iteration = None if times == LEFT_WITHOUT_ITERATION else -times - 2
-                    peers[rank] = Peer(has_left=True, last_iteration=iteration)
+                if times == LEFT:
+                    peers[rank] = Peer(has_left=True)
                 elif times != before or (is_over and times):
                     text = bytes(self._store.get(f"{self._prefix}/{rank}/sample")).decode()
                     sample = Sample.decode(text)
                     # A rank that has failed publishes once.
                     peers[rank] = Peer(sample, is_answer=times != before or bool(sample.error))
-                if times < 0 or times != before:
+                if times == LEFT or times != before:
                     del missing[rank]
             if is_over:
                 break

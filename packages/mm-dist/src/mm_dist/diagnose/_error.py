@@ -34,10 +34,8 @@ _TIMED_OUT = re.compile(
 
 def describe_error(error: BaseException) -> str:
     """Return type and message of an exception in one line."""
-    text = "".join(traceback.format_exception_only(type(error), error))
-    # A syntax error begins with the place, and ends with what is wrong.
-    is_placed = isinstance(error, SyntaxError)
-    return shorten_error(text.strip().splitlines()[-1] if is_placed else text)
+    kind = type(error).__name__
+    return shorten_error(f"{kind}: {error}" if str(error) else kind)
 
 
 def shorten_error(text: str) -> str:

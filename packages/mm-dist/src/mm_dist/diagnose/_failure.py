@@ -1,11 +1,8 @@
 """Report an uncaught exception that ends a rank, and release the ranks that wait for it."""
 
-import builtins
 import ctypes
-import functools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +10,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from mm_dist._rendezvous._store import is_kept_by_launcher
+from mm_dist._rendezvous._store import call_in_time
 from mm_dist._state import DistInfo, OwnGroup, find_own_group, state
 from mm_dist._torch_private import find_abort, list_groups
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout, write_error_file
@@ -25,9 +22,6 @@ _CONSEQUENCE_PAUSE_S = 1.0
 # What a store gets that has not answered the hang report either: rank 0 is frozen, or cut off. A
 # rank ends within five seconds of its timeout, whatever it has to say.
 _SILENT_S = 0.5
-_SILENT_RANK_0 = (
-    "rank 0 does not answer: it is frozen, or has ended, or the link to its machine is cut"
-)
 
 
 def install_failure_hook(
@@ -35,7 +29,6 @@ def install_failure_hook(
 ) -> Callable[[], None]:
     """Chain ``sys.excepthook``: an uncaught exception is reported, and releases waiting ranks."""
     previous, pid, is_over = sys.excepthook, os.getpid(), False
-    restore_exits = _note_exit_status() if not is_interactive() else lambda: None
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -62,38 +55,10 @@ def install_failure_hook(
     def restore() -> None:
         nonlocal is_over
         is_over = True
-        restore_exits()
         if sys.excepthook is report:
             sys.excepthook = former
 
     return restore
-
-
-def _note_exit_status() -> Callable[[], None]:
-    """Record the program's exit status for exit handlers; return a function that undoes it."""
-    state.exit_status = 0
-    places = [(sys, "exit"), (builtins, "exit"), (builtins, "quit")]
-    formers = [(*place, getattr(*place)) for place in places if hasattr(*place)]
-
-    def note(former: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(former)
-        def end(code: Any = None) -> Any:
-            if threading.current_thread() is threading.main_thread():
-                state.exit_status = int(code) if isinstance(code, int) else int(code is not None)
-            return former(code)
-
-        return end
-
-    own = [(module, name, note(former)) for module, name, former in formers]
-    for module, name, end in own:
-        setattr(module, name, end)
-
-    def undo() -> None:
-        for (module, name, end), (*_, former) in zip(own, formers, strict=True):
-            if getattr(module, name, None) is end:
-                setattr(module, name, former)
-
-    return undo
 
 
 def is_interactive() -> bool:
@@ -105,7 +70,11 @@ def _record(
     info: DistInfo, board: FailureBoard, error: BaseException, hang_report: Any
 ) -> tuple[str, bool]:
     """Record the failure for the other ranks and the launcher."""
-    wait = _explain_wait(error, hang_report, info)
+    wait = ""
+    if hang_report is not None:
+        # A report that fails must not hide what it reports.
+        with suppress(Exception):
+            wait = hang_report.explain(error)
     own = FailureRecord(info.rank, info.world_size, describe_error(error), wait)
     is_lost = is_lost_peer(error)
     is_silent = hang_report is not None and hang_report.is_store_silent
@@ -139,20 +108,6 @@ def _record(
     return line, is_consequence
 
 
-def _explain_wait(error: BaseException, hang_report: Any, info: DistInfo) -> str:
-    """Return what the hang report knows about an error, if it is on."""
-    if hang_report is None:
-        return ""
-    # A report that fails must not hide what it reports.
-    with suppress(Exception):
-        wait = str(hang_report.explain(error))
-        is_from_rank_0 = info.rank != 0 and not is_kept_by_launcher()
-        if not wait and is_from_rank_0 and is_timeout(error) and hang_report.is_store_silent:
-            return _SILENT_RANK_0
-        return wait
-    return ""
-
-
 def release_peers(own: OwnGroup) -> None:
     """Release the ranks that wait for this one, and its exit from waiting for them."""
     state.failed = own.info
@@ -166,14 +121,6 @@ def release_peers(own: OwnGroup) -> None:
 def abort_groups() -> None:
     """Break the connections of NCCL and its like, and let torch forget all groups."""
     abort = find_abort()
-    if abort is None:
-        return
-
-    def call() -> None:
-        with suppress(Exception):  # the process is ending because of another error
-            abort()
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    # A device that does not answer must not keep this process.
-    thread.join(_ABORT_LIMIT_S)
+    if abort is not None:
+        # A device that does not answer must not keep this process.
+        call_in_time(_ABORT_LIMIT_S, abort)

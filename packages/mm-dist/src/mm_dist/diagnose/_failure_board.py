@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_dist._rendezvous._store import StoreAddress
+from mm_dist._rendezvous._store import StoreAddress, call_in_time, store_prefix
 from mm_dist._state import DistInfo
 
 # Not in a prefix store: those of older torch crash in compare_set.
@@ -37,7 +36,7 @@ class FailureRecord:
 
     rank: int
     world_size: int
-    error: str  # exception or exit status in one line, empty if it left without one
+    error: str  # the exception in one line, empty if it left without one
     wait: str = ""  # which rank it waited for, if that ended it
     host: str = field(default_factory=socket.gethostname)
 
@@ -59,22 +58,13 @@ class FailureBoard:
     """
 
     def __init__(self, address: StoreAddress | None, info: DistInfo, number: int) -> None:
-        self._address, self._info, self._number = address, info, number
+        self._address, self._info, self._prefix = address, info, store_prefix(number)
 
     def enter(self, store: Any) -> None:
         """Note which process this rank is, for the ranks of its machine to see whether it lives."""
         key = f"{self._key(_PROCESSES)}/{_name_machine()}"
         number = store.add(key, 1)
         store.set(f"{key}/{number}", json.dumps([self._info.rank, os.getpid()]))
-
-    def clear(self) -> None:
-        """Forget what ranks of a former attempt left in a store that outlives them."""
-
-        def forget(store: Any) -> None:
-            for name in (_FAILED, _LEFT, _NUM_READERS, _NUM_LEAVING, _NUM_GONE):
-                store.delete_key(self._key(name))
-
-        self._visit(forget, _ANSWER_S)
 
     def exchange(
         self, own: FailureRecord, *, is_consequence: bool, limit_s: float | None = None
@@ -92,10 +82,9 @@ class FailureBoard:
         """Wait a moment, so that the other ranks can read what happened, before the store ends."""
         self._visit(lambda store: self._wait_for(store, _NUM_READERS, _READ_GRACE_S), _ANSWER_S)
 
-    def leave(self, limit_s: float, status: int = 0) -> bool:
+    def leave(self, limit_s: float) -> bool:
         """Note that this rank leaves; return whether all do in time. A limit of 0 does not ask."""
-        error = f"exit status {status}" if status else ""
-        own = FailureRecord(self._info.rank, self._info.world_size, error)
+        own = FailureRecord(self._info.rank, self._info.world_size, error="")
 
         def note(store: Any) -> bool:
             store.compare_set(self._key(_LEFT), "", json.dumps(asdict(own)))
@@ -154,24 +143,16 @@ class FailureBoard:
         In a thread: torch's store waits without a limit for the answer of a rank 0 that is frozen,
         or that a cut link keeps away.
         """
-        address, outcome = self._address, list[_Result]()
-        if address is None:
-            return None
+        address = self._address
 
-        def visit() -> None:
-            store = address.connect()
-            if store is not None:
-                # It ended in between, or another program answers.
-                with suppress(RuntimeError, ValueError, TypeError):
-                    outcome.append(action(store))
+        def visit() -> _Result | None:
+            store = None if address is None else address.connect()
+            return None if store is None else action(store)
 
-        thread = threading.Thread(target=visit, name="mm_dist-visit", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        return outcome[0] if outcome else None
+        return call_in_time(limit_s, visit)
 
     def _key(self, name: str) -> str:
-        return f"mm_dist/{self._number}/{name}"
+        return f"{self._prefix}/{name}"
 
 
 def _read(value: bytes) -> FailureRecord | None:

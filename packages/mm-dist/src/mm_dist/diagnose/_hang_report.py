@@ -1,26 +1,21 @@
 """The thread that notices when this rank stands still, and reports which rank it waits for."""
 
-import atexit
 import logging
 import math
-import os
-import secrets
 import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch.distributed as dist
 
 from mm_dist._errors import LaunchError
-from mm_dist._progress import current_iteration
-from mm_dist._rendezvous._store import StoreAddress
-from mm_dist._state import DistInfo
+from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, store_prefix
+from mm_dist._state import DistInfo, state
 from mm_dist._torch_private import default_store
-from mm_dist.diagnose._board import LEFT_WITHOUT_ITERATION, Board
+from mm_dist.diagnose._board import LEFT, Board
 from mm_dist.diagnose._error import describe_error, is_lost_peer, is_timeout
 from mm_dist.diagnose._report import Report, Timing, plan_timing, write_report
 from mm_dist.diagnose._sample import Observer
@@ -33,8 +28,9 @@ _TCP_STORE: Any = dist.TCPStore  # type: ignore[attr-defined]
 _JOIN_S = 1.0
 # In which a store answers that answers at all: a rank that has failed must not hang for long.
 _ANSWER_S = 1.5
-# Every rank creates its groups in the same order, so that it finds the keys of the present one.
-_next_group = count()
+_SILENT_RANK_0 = (
+    "rank 0 does not answer: it is frozen, or has ended, or the link to its machine is cut"
+)
 
 
 class HangReport:
@@ -53,7 +49,7 @@ class HangReport:
         address: StoreAddress,
         prefix: str,
         timeout: timedelta,
-        store: Any = None,
+        store: Any,
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._store = store
@@ -69,11 +65,8 @@ class HangReport:
         self._is_out_of_reach = False
         self._wake_up = threading.Event()
         self._is_stopping = False
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="mm_dist-hang-report", daemon=True)
         self._thread.start()
-        # At the end of the interpreter no thread may be left that needs it.
-        atexit.register(self._end_thread)
 
     @property
     def is_store_silent(self) -> bool:
@@ -91,32 +84,28 @@ class HangReport:
         Call it on the way out, before the group is destroyed. An error that is no timeout is
         published for the others' reports.
         """
-        if is_lost_peer(error) or os.getpid() != self._pid:
+        if is_lost_peer(error):
             return ""
         if self._report is None or not is_timeout(error):
             self._failure = error
             self._wake_up.set()
             self._is_answered.wait(_ANSWER_S)
-        return self._report.summary if is_timeout(error) and self._report else ""
+        if not is_timeout(error):
+            return ""
+        if self._report is not None:
+            return self._report.summary
+        is_asked = self._rank != 0 and not is_kept_by_launcher()
+        return _SILENT_RANK_0 if is_asked and self.is_store_silent else ""
 
     def stop(self) -> None:
         """End the thread, and note that this rank leaves."""
-        # A forked child has neither the thread nor a part in the group.
-        if os.getpid() != self._pid:
-            return
-        atexit.unregister(self._end_thread)
-        self._end_thread()
-        store, self._store = self._store, None
-        if store is not None:
-            iteration = current_iteration()
-            left = LEFT_WITHOUT_ITERATION if iteration is None else -max(iteration, 0) - 2
-            # By torch's own connection, without an answer: the store may be gone already.
-            with suppress(RuntimeError):
-                store.set(f"{self._prefix}/{self._rank}/times", str(left))
+        self.end_thread()
+        # By torch's own connection, without an answer: the store may be gone already.
+        with suppress(RuntimeError):
+            self._store.set(f"{self._prefix}/{self._rank}/times", str(LEFT))
 
-    def _end_thread(self) -> None:
-        if os.getpid() != self._pid:
-            return
+    def end_thread(self) -> None:
+        """End the thread: at the end of the interpreter none may be left that needs it."""
         self._is_stopping = True
         self._wake_up.set()
         # A thread blocked on an unresponsive store would never return.
@@ -225,17 +214,11 @@ class HangReport:
 
 def start_hang_report(info: DistInfo, timeout: timedelta) -> HangReport | None:
     """Begin to watch this rank; every rank calls it in the training thread."""
-    # torch's own prefix of this store tells restarts apart.
-    prefixed: Any = default_store()
-    store = prefixed
+    store: Any = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if info.world_size == 1 or not isinstance(store, _TCP_STORE):
         return None
-    # Keys that no earlier group has used, although the store may be older.
-    key = f"mm_dist/hang_report/{next(_next_group)}"
-    if info.rank == 0:
-        prefixed.set(key, secrets.token_hex(4))
-    prefix = f"mm_dist/hang_report/{bytes(prefixed.get(key)).decode()}"
     address = StoreAddress(store.host, store.port)
+    prefix = f"{store_prefix(state.num_joined)}/hang_report"
     return HangReport(info.rank, info.world_size, address, prefix, timeout, store)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 from mm_dist._message import format_ranks
@@ -34,7 +34,6 @@ class Timing(NamedTuple):
         return self.min_age_s - self.quiet_s
 
 
-@lru_cache(maxsize=16)
 def plan_timing(timeout_s: float, world_size: int) -> Timing:
     """Return the times that fit a timeout: the report is out before torch raises."""
     interval_s = min(max(timeout_s / 20, _SHORTEST_INTERVAL_S), _LONGEST_INTERVAL_S)
@@ -48,7 +47,6 @@ class Peer(NamedTuple):
     sample: Sample | None = None  # what it published last
     is_answer: bool = False  # it still publishes, or has published its error
     has_left: bool = False
-    last_iteration: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -263,8 +261,7 @@ def _name_call(survey: Survey, rank: int, key: str, number: int) -> str:
 def _describe_place(peer: Peer) -> str:
     sample = peer.sample
     if peer.has_left:
-        when = "" if peer.last_iteration is None else f" in iteration {peer.last_iteration}"
-        return f"left: ended the process group{when}"
+        return "left: ended the process group"
     if sample is None:
         return (
             "gave no answer: may have died, be stuck outside Python, be cut off, or be busy in "

@@ -4,10 +4,11 @@ import linecache
 import runpy
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 import torch
@@ -43,24 +44,17 @@ class Frame(NamedTuple):
 def read_stack(thread_id: int) -> list[Frame]:
     """Return what a thread of this process is doing, innermost call first; empty if it ended."""
     frame = sys._current_frames().get(thread_id)  # noqa: SLF001 (as faulthandler)
-    frames = []
-    while frame is not None:
-        frames.append(Frame(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = frame.f_back
-    return _without_start(frames)
+    return [] if frame is None else _make_frames(walk_stack(frame))
 
 
 def read_traceback(trace: TracebackType | None) -> list[Frame]:
     """Return the calls of a traceback, innermost first."""
-    frames = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(Frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
-        trace = trace.tb_next
-    return _without_start(frames[::-1])
+    return _make_frames(reversed(list(walk_tb(trace))))
 
 
-def _without_start(frames: list[Frame]) -> list[Frame]:
+def _make_frames(calls: Iterable[tuple[FrameType, int]]) -> list[Frame]:
+    """Return calls, innermost first, without what runs the user's program."""
+    frames = [Frame(f.f_code.co_filename, line or 0, f.f_code.co_name) for f, line in calls]
     while frames and frames[-1].file in _START_FILES:
         frames.pop()
     return frames
