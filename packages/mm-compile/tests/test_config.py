@@ -30,7 +30,6 @@ def test_a_config_that_asks_for_nothing_leaves_the_model_untouched(model, cfg):
         ({"regions": ["layers.*", 1]}, "takes 'auto' or a list of patterns"),
         ({"options": {1: True}}, "takes a dict of options by their names"),
         ({"cache": ""}, "it takes a directory"),
-        ({"cache": "~nobody-of-this-name/x"}, "compile.cache is '~nobody"),
         ({"fullgraph": "yes"}, "compile.fullgraph is 'yes'; it takes True or False"),
         ({"backend": 7}, "compile.backend is 7; it takes a backend's name or a callable"),
         ({"options": ["max_autotune"]}, "compile.options is"),

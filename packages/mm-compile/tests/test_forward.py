@@ -65,8 +65,12 @@ def test_keys_may_be_keywords(model, backend, cfg):
     assert compile_model(model, "auto", backend=backend, on_error="raise").enabled
     with pytest.raises(ConfigError, match=r"no argument 'mod'. Did you mean 'mode'"):
         compile_model(model, cfg, mod="default")
-    with pytest.raises(ConfigError, match=r"got dynamic=True, and False for it.*Give it once"):
-        compile_model(model, {"dynamic": False}, dynamic=True)
+
+
+def test_a_keyword_wins_over_the_config(model, backend):
+    compile_model(model, {"backend": "nothing-like-it"}, backend=backend)
+    model(torch.randn(5, 4))
+    assert backend.graphs == 1
 
 
 @pytest.mark.parametrize(

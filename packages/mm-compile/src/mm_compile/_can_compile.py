@@ -12,7 +12,7 @@ from typing import Any
 
 from ._config import check_against_torch, parse_config
 from ._errors import TorchVersionError
-from ._torch import compile_refusal, describe_backend
+from ._torch import describe_backend
 from ._torch_private import has_code_generator
 
 # Devices whose kernels inductor writes in Triton; for the CPU it writes C++.
@@ -25,7 +25,7 @@ class CompileSupport:
 
     Attributes:
         ok: Whether nothing is known to be missing.
-        reason: What is missing and what to install, in one sentence; None if ``ok``.
+        reason: What is missing and what to install; None if ``ok``.
     """
 
     ok: bool
@@ -59,14 +59,13 @@ def can_compile(
     config = parse_config(cfg)
     if not config.enabled:
         return CompileSupport(ok=True)
-    reason = compile_refusal()
-    if reason is None:
-        try:
-            check_against_torch(config)
-        except TorchVersionError as error:  # one key needs a newer torch
-            return CompileSupport(ok=False, reason=str(error))
-        if describe_backend(config.keywords) == "inductor":
-            reason = _missing_for_inductor(device_type.partition(":")[0])
+    try:
+        check_against_torch(config)
+    except TorchVersionError as error:
+        return CompileSupport(ok=False, reason=str(error))
+    if describe_backend(config.keywords) != "inductor":
+        return CompileSupport(ok=True)
+    reason = _missing_for_inductor(device_type.partition(":")[0])
     return CompileSupport(ok=reason is None, reason=reason)
 
 

@@ -67,7 +67,7 @@ def compile_model(
             * ``verify``: True or in how many training calls of each region to compare outputs and
               gradients with eager ones, or a dict of ``steps``, ``rtol`` and ``atol``. A region
               that deviates runs eagerly or raises ``NumericsError``, as ``on_error`` says.
-        **keywords: Keys of ``cfg``, as in ``compile_model(model, mode="max-autotune")``.
+        **keywords: Keys of ``cfg``, which win, as in ``compile_model(model, mode="max-autotune")``.
 
     Returns:
         A handle that undoes and reports.
@@ -127,8 +127,7 @@ def _install(model: nn.Module, config: CompileConfig) -> list[Region]:
         raise ConfigError(f"torch.compile refused {config.keywords}: {error}") from error
     if shares_code():
         torch_private.guard_hooks()
-    for index, region in enumerate(regions):
-        region.index = index
+    for region in regions:
         region.install()
     return regions
 

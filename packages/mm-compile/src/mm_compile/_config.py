@@ -93,24 +93,20 @@ def parse_config(
 ) -> CompileConfig:
     """Parse ``cfg`` without changing it, and check what needs no compiler.
 
-    ``keywords`` are further keys; a config that is off stays off.
+    ``keywords`` are further keys, which win; a config that is off stays off.
     """
     if cfg is None or cfg is False:
         return CompileConfig(enabled=False)
-    is_preset = isinstance(cfg, (bool, str)) and cfg in (True, "auto")
-    preset = _AUTO if cfg == "auto" else {}
-    if not is_preset and not isinstance(cfg, Mapping):
+    if cfg is True:
+        cfg = {}
+    elif cfg == "auto":
+        cfg = _AUTO
+    elif not isinstance(cfg, Mapping):
         raise ConfigError(
             f"compile is {cfg!r}; it takes True, False, None, 'auto' or a dict of "
             "torch.compile's arguments. Write compile=True for the defaults."
         )
-    own_cfg: Mapping[str, Any] = cfg if isinstance(cfg, Mapping) else {}
-    for key in keywords.keys() & own_cfg.keys():
-        raise ConfigError(
-            f"compile_model got {key}={keywords[key]!r}, and {own_cfg[key]!r} for it in the "
-            "config. Give it once."
-        )
-    merged = {**preset, **own_cfg, **keywords}
+    merged = {**cfg, **keywords}
     known = tuple(dict.fromkeys((*_OWN_KEYS, *compile_keywords())))
     for key in merged:
         if key not in known:
@@ -148,12 +144,9 @@ def check_against_torch(config: CompileConfig) -> None:
             f"of a function, which allows {limit - _VERSIONS_RESERVED}. Raise "
             "torch._dynamo.config.cache_size_limit too."
         )
-    if config.optimizer:
-        require_torch_2_4("optimizer", "which compiles a learning rate in a tensor")
-    if config.cache is not None:
-        require_torch_2_4("cache", "whose inductor caches compiled graphs")
-    if config.verify is not None:
-        require_torch_2_4("verify", "which names the dtype of autocast for every device")
+    for key in ("optimizer", "cache", "verify"):
+        if getattr(config, key):
+            require_torch_2_4(key)
     backend = config.keywords.get("backend", "inductor")
     known = backend_names()
     if isinstance(backend, str) and backend != "inductor" and known is not None:

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import shorten
 from traceback import walk_tb
@@ -55,8 +54,7 @@ def failure_of_backend(error: Exception, graph_module: Any) -> Failure:
 
 def note_failure(error: Exception, graph_module: Any) -> None:
     """Attach :func:`failure_of_backend` to ``error``; dynamo names no line of the graph."""
-    with suppress(AttributeError):  # an error with slots
-        setattr(error, _NOTE, failure_of_backend(error, graph_module))
+    setattr(error, _NOTE, failure_of_backend(error, graph_module))
 
 
 def passing_error(error: BaseException) -> BaseException | None:
@@ -85,8 +83,7 @@ def failure_of_dynamo(error: BaseException) -> Failure:
 
 def _first_lines(text: str) -> str:
     lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
-    text = " ".join(" ".join(lines[:3]).split())
-    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 4]} ..."
+    return shorten(" ".join(lines[:3]), _LONGEST_REASON, placeholder=" ...")
 
 
 def _user_frame(trace: str) -> str | None:

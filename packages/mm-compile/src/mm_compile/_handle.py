@@ -60,7 +60,7 @@ class CompileHandle:
     def regions(self) -> tuple[RegionStatus, ...]:
         """The compiled parts, in the model's order, with their present status."""
         results = {} if self._verifier is None else self._verifier.results
-        return tuple(status_of(region, results.get(region.index)) for region in self._regions)
+        return tuple(status_of(region, results.get(region)) for region in self._regions)
 
     @property
     def is_warm(self) -> bool:
@@ -101,13 +101,7 @@ class CompileHandle:
 
         Raises:
             AlreadyCompiledError: If its step is compiled.
-            ConfigError: If it is no optimizer.
         """
-        if not (hasattr(optimizer, "step") and hasattr(optimizer, "param_groups")):
-            raise ConfigError(
-                f"compile_optimizer got {type(optimizer).__name__}; it compiles the step of a "
-                "torch.optim.Optimizer."
-            )
         if self.enabled and not self._config.optimizer:
             _logger.info(
                 "compile: the step of %s is left eager; optimizer=True in the config compiles it.",

@@ -56,17 +56,15 @@ class CompiledStep:
             eager()
 
         self._run = torch.compile(copy_function(call), backend=self.backend)  # type: ignore[arg-type]
-        self._errors = torch_private.dynamo_errors()
         self._rates: list[torch.Tensor] = []
         self.failure: Failure | None = None
-        self._is_eager = False
         self._on_error = config.on_error
         self._num_recompiles = 0
         self.breaks: list[GraphBreak] = []
 
     def __call__(self, _optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         # A closure runs the whole model.
-        if self.is_removed or self._is_eager or closure is not None:
+        if self.is_removed or self.failure is not None or closure is not None:
             return self._eager(closure)
         backend = self.backend
         num_graphs, num_breaks = backend.num_graphs, len(backend.break_reasons)
@@ -74,25 +72,25 @@ class CompiledStep:
             with _rates_as_tensors(self._optimizer, self._rates):
                 outputs = self._run()
         except Exception as error:
-            if not torch_private.is_of_dynamo(error, self._errors):
+            if not torch_private.is_of_dynamo(error):
                 raise
             if (passing := passing_error(error)) is not None:
                 raise passing from None
-            self.failure = failure_of_dynamo(error)
+            failure: Failure | None = failure_of_dynamo(error)
             # A step of which a graph may have run cannot be run again eagerly.
             if self._on_error == "raise" or backend.num_graphs:
                 raise CompileError(
-                    f"compile: {self._name} did not compile: {self.failure}. Set optimizer=False, "
+                    f"compile: {self._name} did not compile: {failure}. Set optimizer=False, "
                     'or on_error="eager" to run what the backend refuses uncompiled.'
                 ) from error
             outputs = self._eager()
         else:
-            self.failure = backend.failure
+            failure = backend.failure
         self._num_recompiles += 0 < num_graphs < backend.num_graphs
         add_breaks(self.breaks, backend.break_reasons[num_breaks:])
-        if self.failure is not None:
-            self._is_eager = True
-            _logger.warning("compile: %s runs eagerly from now on: %s", self._name, self.failure)
+        if failure is not None:
+            self.failure = failure
+            _logger.warning("compile: %s runs eagerly from now on: %s", self._name, failure)
         return outputs
 
     def __get__(self, optimizer: Optimizer, _type: object = None) -> MethodType:

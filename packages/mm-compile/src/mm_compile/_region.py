@@ -30,7 +30,6 @@ class Region:
 
     Attributes:
         name: The module's name in the model; empty for the model itself.
-        index: Its place among the regions of the model.
         kind: The regions that it shares code with.
         failure: Why it runs eagerly; None while it is compiled.
         held_back: Why it is not compiled now, although nothing failed; else None.
@@ -38,14 +37,11 @@ class Region:
         check: Compares the first calls with eager ones.
     """
 
-    def __init__(
-        self, module: nn.Module, attribute: str, name: str, kind: RegionKind, index: int = 0
-    ) -> None:
+    def __init__(self, module: nn.Module, attribute: str, name: str, kind: RegionKind) -> None:
         self._slot = MethodSlot(module, attribute)
         self._module = self._slot.of
         self.name = name
         self.attribute = attribute
-        self.index = index
         method = "" if attribute == "forward" else f".{attribute}"
         self.label = f"{name or 'the model'}{method} ({type(module).__name__})"
         self.kind = kind
@@ -53,7 +49,6 @@ class Region:
         self.held_back: str | None = None
         self.model_call: ModelCall | None = None
         self.check: Check | None = None
-        self._errors = torch_private.dynamo_errors()
         # Mode and code of the last forward; None is eager code.
         self._last: tuple[Mode, CompiledCode | None] | None = None
         self.is_active = False
@@ -159,7 +154,7 @@ class Region:
                 code.callers.add(self.name)
             outputs = code.run(self._module(), *args, **kwargs)
         except Exception as error:
-            if not torch_private.is_of_dynamo(error, self._errors):
+            if not torch_private.is_of_dynamo(error):
                 raise
             if (passing := passing_error(error)) is not None:
                 raise passing from None

@@ -40,39 +40,32 @@ def takes_version_limit() -> bool:
     return "recompile_limit" in compile_keywords()
 
 
-def compile_refusal() -> str | None:
-    """Say why this torch cannot compile on this Python, or return None.
+def require_compile() -> None:
+    """Raise where this torch cannot compile on this Python.
 
     Torch decides, since its limits change with every release: compiling an empty function imports
     dynamo, and raises where Python or the platform is not supported.
     """
     if not hasattr(torch, "compile"):
-        return (
+        raise TorchVersionError(
             f"compile needs PyTorch >= 2.0.0; this is PyTorch {torch.__version__}, "
-            "which has no torch.compile."
+            "which has no torch.compile. Upgrade torch, or set compile to False."
         )
     try:
         torch.compile(lambda: None, backend="eager")
     except RuntimeError as error:
-        return (
-            f"compile needs a Python that PyTorch {torch.__version__} can compile on; "
-            f"this is Python {python_version()}, and torch says: {error}."
-        )
-    return None
+        raise TorchVersionError(
+            f"compile needs a Python that PyTorch {torch.__version__} can compile on; this is "
+            f"Python {python_version()}, and torch says: {error}. Use another Python or torch, "
+            "or set compile to False."
+        ) from error
 
 
-def require_compile() -> None:
-    """Raise where torch cannot compile."""
-    refusal = compile_refusal()
-    if refusal is not None:
-        raise TorchVersionError(f"{refusal} Upgrade torch, or set compile to False.")
-
-
-def require_torch_2_4(key: str, reason: str) -> None:
+def require_torch_2_4(key: str) -> None:
     """Raise where torch is older than 2.4, which the config's ``key`` needs."""
     if torch_version() < (2, 4):
         raise TorchVersionError(
-            f"compile.{key} needs PyTorch >= 2.4, {reason}; this is PyTorch {torch.__version__}. "
+            f"compile.{key} needs PyTorch >= 2.4; this is PyTorch {torch.__version__}. "
             f"Upgrade torch, or leave {key} out."
         )
 

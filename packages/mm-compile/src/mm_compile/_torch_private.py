@@ -97,19 +97,13 @@ def version_limit() -> int:
     return int(limit or _DEFAULT_VERSION_LIMIT)
 
 
-def dynamo_errors() -> tuple[type[Exception], ...]:
-    """Return what dynamo raises where it cannot compile. Without the names: none."""
+def is_of_dynamo(error: Exception) -> bool:
+    """Whether dynamo raised ``error`` while it captured code. Without the names: False."""
     names = ["TorchDynamoException", "FailOnRecompileLimitHit"]
     found = [_find("torch._dynamo.exc", name) for name in names]
-    # torch 2.0 raises its own assertions unchanged.
+    # torch 2.0 raises its own assertions unchanged, newer ones with the captured stack.
     assertion = [AssertionError] if torch.__version__.startswith("2.0.") else []
-    return (*filter(None, found), *assertion)
-
-
-def is_of_dynamo(error: Exception, errors: tuple[type[Exception], ...]) -> bool:
-    """Whether dynamo raised ``error`` while it captured code."""
-    # Its own assertions come out unchanged, with the captured stack.
-    return isinstance(error, errors) or hasattr(error, "real_stack")
+    return isinstance(error, (*filter(None, found), *assertion)) or hasattr(error, "real_stack")
 
 
 def is_user_error(error: Exception) -> bool:

@@ -54,7 +54,7 @@ class Verifier:
         options = config.keywords.get("options", {})
         is_inductor = describe_backend(config.keywords) == "inductor"
         self._draws_own_numbers = is_inductor and not options.get("fallback_random")
-        self.results: dict[int, Verified] = {}
+        self.results: dict[Region, Verified] = {}
 
     def check(
         self, region: Region, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -64,12 +64,12 @@ class Verifier:
         Removes the region's ``check`` after the last comparison.
         """
         found = self._compare(region, run, args, kwargs)
-        known = self.results.get(region.index, Verified())
+        known = self.results.get(region, Verified())
         if found is None:
             return None
         num_calls = known.num_calls + (found.note is None)
         is_worse = known.tensor is None or found.note or found.ratio > known.ratio
-        self.results[region.index] = replace(found if is_worse else known, num_calls=num_calls)
+        self.results[region] = replace(found if is_worse else known, num_calls=num_calls)
         if found.note is not None:
             _logger.warning("compile: %s cannot be verified: %s.", region.label, found.note)
         if found.note is not None or num_calls >= self._verify.steps:

@@ -33,11 +33,17 @@ def open_cache(directory: Path | None, keywords: Mapping[str, Any]) -> "CodeCach
             backend,
         )
         return None
-    refusal = refusal_of(directory)
-    if refusal is not None:
-        _logger.warning("compile: the cache is not used: %s.", refusal)
-        return None
-    return CodeCache(directory)
+    folder = directory / folder_name()
+    refusal = refusal_of(directory, folder)
+    if refusal is None:
+        try:
+            make_folder(folder)
+            tempfile.TemporaryFile(dir=folder).close()
+            return CodeCache(folder)
+        except OSError as error:  # a full or read-only disk must not end a run
+            refusal = str(error)
+    _logger.warning("compile: the cache is not used: %s.", refusal)
+    return None
 
 
 class CodeCache:
@@ -50,12 +56,12 @@ class CodeCache:
     # Inductor keeps loaded code by its content, for the whole process.
     _last_folder: ClassVar[Path | None] = None
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._is_open = False
-        # None while code cannot be cached.
-        self._folder: Path | None = None
-        self._has_code = self._has_libraries = False
+    def __init__(self, folder: Path) -> None:
+        self._folder: Path | None = folder  # None after code in it did not load
+        self._has_code = any(folder.iterdir())
+        self._has_libraries = any(folder.rglob("*.so"))
+        state = "holds code" if self._has_code else "holds no code yet"
+        _logger.info("compile: %s %s for this torch and machine.", folder, state)
 
     def wrap(self, inductor: Any) -> Callable[[Any, Any], Any]:
         """Return ``inductor``, a function of a graph and inputs, compiling through the cache."""
@@ -66,9 +72,6 @@ class CodeCache:
 
     def compile(self, compile_graph: Compile) -> Any:
         """Compile a graph, or load it."""
-        if not self._is_open:
-            self._is_open = True
-            self._open()
         if self._folder is None:
             return compile_graph()
         try:
@@ -89,24 +92,6 @@ class CodeCache:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = CodeCache._last_folder = None
         return compiled
-
-    def _open(self) -> None:
-        folder = self._directory / folder_name()
-        refusal = refusal_of(self._directory, folder)
-        if refusal is not None:
-            _logger.warning("compile: the cache is not used: %s.", refusal)
-            return
-        try:
-            make_folder(folder)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:  # a full or read-only disk must not end a run
-            _logger.warning("compile: the cache is not used: %s", error)
-            return
-        self._folder = folder
-        self._has_code = any(folder.iterdir())
-        self._has_libraries = any(folder.rglob("*.so"))
-        state = "holds code" if self._has_code else "holds no code yet"
-        _logger.info("compile: %s %s for this torch and machine.", folder, state)
 
     def _compile_in(self, folder: Path, compile_graph: Compile) -> Any:
         if CodeCache._last_folder != folder:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,7 @@ def parse_directory(value: Any, name: str) -> Path:
         )
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise ConfigError(f"{name} is {value!r}; it takes a directory.")
-    try:
-        path = Path(value).expanduser().absolute()
-    except RuntimeError as error:  # the home directory of an unknown user
-        raise ConfigError(f"{name} is {str(value)!r}, but: {error}") from error
+    path = Path(value).expanduser().absolute()
     existing = next(each for each in (path, *path.parents) if each.exists())
     if not existing.is_dir():
         raise ConfigError(
@@ -40,15 +38,9 @@ def parse_directory(value: Any, name: str) -> Path:
     return path
 
 
-def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
-    """Return why code in a cache is not run, in one line, or None."""
-    paths = [directory]
-    if folder is not None and folder.exists():
-        paths.append(folder)
-        # Nobody else can reach what lies in a private folder.
-        if folder.stat().st_mode & 0o077:
-            paths += folder.rglob("*")
-    for path in paths:
+def refusal_of(directory: Path, folder: Path) -> str | None:
+    """Return why code in a folder of a cache is not run, in one line, or None."""
+    for path in _find_trusted(directory, folder):
         try:
             reason = _distrust_reason(path.lstat())
         except FileNotFoundError:
@@ -59,6 +51,16 @@ def refusal_of(directory: Path, folder: Path | None = None) -> str | None:
                 "go-w), or unpack a file of pack_cache into a directory of your own"
             )
     return None
+
+
+def _find_trusted(directory: Path, folder: Path) -> Iterator[Path]:
+    """Yield what has to be trusted: all that others can reach."""
+    yield directory
+    if folder.exists():
+        yield folder
+        # Nobody else can reach what lies in a private folder.
+        if folder.stat().st_mode & 0o077:
+            yield from folder.rglob("*")
 
 
 def _distrust_reason(state: os.stat_result) -> str | None:

@@ -1,6 +1,5 @@
 """A cache packed into one file, and unpacked."""
 
-import lzma
 import os
 import re
 import zipfile
@@ -20,10 +19,10 @@ _IGNORED = re.compile(r"(.*/)?locks/.*|.*\.(lock|tmp|o|gch)")
 _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     NotImplementedError,
     RuntimeError,
     EOFError,
+    UnicodeDecodeError,
 )
 # Code compresses to a tenth.
 _MAX_RATIO = 100
@@ -140,6 +139,8 @@ def _check_members(file: Path, archive: zipfile.ZipFile) -> None:
                 f"{file} has a member {each.filename!r}, which pack_cache does not write; "
                 "nothing was unpacked."
             )
+        if each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise CacheFileError(f"{file} is packed as pack_cache does not; nothing was unpacked.")
     damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"checksum of {damaged}")
@@ -147,8 +148,10 @@ def _check_members(file: Path, archive: zipfile.ZipFile) -> None:
 
 def _add(archive: zipfile.ZipFile, name: str, directory: Path) -> None:
     """Unpack a file that becomes visible when it is complete; not writable by others."""
-    target = directory / name
-    make_folder(directory / name.partition("/")[0])
+    target, folder = directory / name, directory / name.partition("/")[0]
+    if folder.is_symlink():
+        raise CacheFileError(f"{folder} is a link, which a cache does not have. Remove it.")
+    make_folder(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     draft.write_bytes(archive.read(name))
