@@ -33,7 +33,6 @@ def accuracy(output):
     ],
     ids=["plain", "torchrun", "launch-as-in-the-document"],
 )
-@pytest.mark.filterwarnings("ignore:.*a loader whose safety has known holes")  # torch < 2.6
 def test_script_runs_under(command, run_python, tmp_path):
     done = run_python(*command, *options(tmp_path), cwd=EXAMPLES)
     assert done.stdout.count("test accuracy:") == 1, "only the first process reports"

@@ -215,13 +215,6 @@ def test_a_refusal_names_the_class_and_gives_no_advice_to_load_it_unsafely(tmp_p
     assert "\x1b" not in said
 
 
-def test_an_older_torchs_loader_is_warned_of(tmp_path, monkeypatch):
-    save_checkpoint_file(CONTENT, tmp_path / "a.pth")
-    monkeypatch.delattr(torch.serialization, "get_unsafe_globals_in_checkpoint", raising=False)
-    with pytest.warns(UserWarning, match=r"known holes; load only files that you trust"):
-        load_checkpoint_file(tmp_path / "a.pth")
-
-
 def test_a_file_without_a_dict_and_an_absent_file_are_named(tmp_path):
     torch.save([1], tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match=r"a\.pth holds a list, not a dict"):

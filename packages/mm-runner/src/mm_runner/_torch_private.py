@@ -16,6 +16,7 @@ Name                                                Without it
 
 from __future__ import annotations
 
+import inspect
 import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 _READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
 
 
-def read_with(unpickler: type[Any], path: Path, *, is_archive: bool) -> Any:
+def read_with(
+    unpickler: type[Any], path: Path, *, is_archive: bool, is_mapped: bool = False
+) -> Any:
     """Read a file of ``torch.save`` onto the CPU with ``unpickler`` alone.
 
     ``torch.load`` itself would run a file that it takes for a TorchScript program.
@@ -51,6 +54,9 @@ def read_with(unpickler: type[Any], path: Path, *, is_archive: bool) -> Any:
         )
     load_legacy, open_archive, load = found
     module, options = _PickleModule(unpickler), {"encoding": "utf-8"}
+    if is_mapped and is_archive and "mmap" in inspect.signature(torch.load).parameters:
+        given: Any = {"pickle_module": module, "weights_only": False, "mmap": True}
+        return torch.load(path, "cpu", **given)
     if not is_archive:
         with io.BufferedReader(_Stream(path)) as stream:
             return load_legacy(stream, "cpu", module, **options)

@@ -317,7 +317,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
     numpy = sys.modules.get("numpy")
     try:
         version, internal, gauss = state["python"]
-        random.setstate((version, tuple(internal.tolist()), gauss))
+        random.setstate((version, tuple(internal[:1000].tolist()), gauss))
         torch.set_rng_state(state["torch"])
         if device.type in state and device.type != "cpu":
             getattr(torch, device.type).set_rng_state(state[device.type], device)

@@ -81,7 +81,8 @@ def _name_in(marker: Path) -> str:
         return ""
     with marker.open(encoding="utf-8", errors="replace") as file:
         text = file.read(_LONGEST_PATH + 1)
-    return "" if len(text) > _LONGEST_PATH else text.replace("\0", "").strip()
+    text = text.replace("\0", "").strip()
+    return text if len(text) <= _LONGEST_PATH and text.isprintable() else ""
 
 
 def _files_in(directories: list[Path]) -> Iterator[Path]:
@@ -241,7 +242,7 @@ def _entries(value: Any, keys: list[str], where: str) -> Iterator[tuple[str, Any
     if not found and keys[0].endswith("!") and value is not None:
         yield f"{where}.{key}".removeprefix("."), _MISSING
     for name, item in found:
-        yield from _entries(item, keys[1:], f"{where}.{str(name)[:80]}")
+        yield from _entries(item, keys[1:], f"{where}.{ascii(str(name)[:80])[1:-1]}")
 
 
 def _refuse(path: Path, where: str, value: Any, needed: str) -> None:

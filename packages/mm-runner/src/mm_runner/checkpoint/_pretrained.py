@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ def read_pretrained(path: Path) -> dict[str, Any] | None:
         CheckpointError: If a file is missing or damaged.
         ConfigError: If safetensors is not installed.
     """
-    if path.is_dir():
+    # is_dir() and is_file() raise if the name is too long.
+    if os.path.isdir(path):  # noqa: PTH112
         files = _files_in(path)
-    elif path.suffix == _SUFFIX and path.is_file():
+    elif path.suffix == _SUFFIX and os.path.isfile(path):  # noqa: PTH113
         files = [path]
     else:
         return None
@@ -50,10 +52,13 @@ def _files_in(directory: Path) -> list[Path]:
             shards = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(index, error) from error
-        if not all(map(is_file_name, shards)):
-            raise CheckpointError(f"{index} is damaged: it names {shards}; file names are needed.")
+        wrong = [one for one in shards if not (is_file_name(one) and (directory / one).is_file())]
+        if wrong:
+            raise CheckpointError(
+                f"{index} is damaged: it names {wrong[0]!r:.300}; files beside it are needed."
+            )
         return [directory / shard for shard in shards]
     found = ", ".join(sorted(one.name for one in directory.iterdir())[:20]) or "nothing"
     raise CheckpointError(

@@ -7,7 +7,6 @@ and torch's own reader checks none.
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import re
@@ -16,7 +15,6 @@ import zipfile
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from mm_runner._torch_private import read_with
@@ -36,8 +34,7 @@ _IS_DIRECTORY = 0x10
 # The end of an archive's directory, with the locator before it that large archives have.
 _END = 20 + 22
 _IN_LOCATOR = 0xFFFFFFFF
-# "Unsupported class" is how torch older than 2.1 says it; escape codes may stand between.
-_REFUSED = re.compile(r"(?:GLOBAL|Unsupported class)(?:\x1b\[[0-9;]*m|\s)+([\w.]*\w)")
+_REFUSED = re.compile(r"it names ([\w.]*\w)")
 _OF_TENSORS = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),
@@ -89,7 +86,7 @@ def _check_directory(path: Path, records: list[zipfile.ZipInfo], directory: int)
             f"{path} is a TorchScript program; a checkpoint is needed. Load the program with "
             "torch.jit.load, and save its state_dict."
         )
-    if any(record.external_attr & _IS_DIRECTORY for record in records):
+    if any(record.external_attr & _IS_DIRECTORY or record.is_dir() for record in records):
         raise CheckpointError(f"{path} is damaged: a record is marked as a directory.")
     num_bytes, unpacked = path.stat().st_size, sum(record.file_size for record in records)
     if unpacked > num_bytes:
@@ -118,33 +115,19 @@ def read_file(
         path: The file.
         is_mapped: Leave tensors in the file, which must not change, until they are used, and
             compare no checksums. Before torch 2.1 they are read.
-        unpickler: Reads the file instead of torch's safe loader.
+        unpickler: Decides which names the file may use; by default those of tensors. torch's own
+            safe loader allows more, by which a small file takes much memory.
 
     Raises:
         CheckpointError: If it is absent, damaged, or holds pickled objects.
     """
-    # torch 2.6 closed ways around its loader of safe files, and brought this function with it.
-    is_safe = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
-    if unpickler is None and not is_safe:
-        warnings.warn(
-            f"torch {torch.__version__} reads checkpoints with a loader whose safety has known "
-            "holes; load only files that you trust, or use torch >= 2.6.",
-            stacklevel=3,
-        )
     is_archive = check_file(path, checksums=not is_mapped)
-    can_map = is_archive and "mmap" in inspect.signature(torch.load).parameters
-    options: dict[str, Any] = {"mmap": True} if is_mapped and can_map else {}
+    reader, how = unpickler or TensorUnpickler, {"is_archive": is_archive, "is_mapped": is_mapped}
     try:
         with warnings.catch_warnings():
             # torch 2.0's own loader raises it.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-            # A pickle of another program, which is refused in words of our own.
-            warnings.filterwarnings("ignore", "Detected pickle protocol")
-            if unpickler is None and hasattr(torch, "compile"):
-                checkpoint = torch.load(path, map_location="cpu", weights_only=True, **options)
-            else:  # torch 1.13's safe loader cannot read a float, so no learning rate either
-                reader = unpickler or TensorUnpickler
-                checkpoint = read_with(reader, path, is_archive=is_archive)
+            checkpoint = read_with(reader, path, **how)
         check_nesting(checkpoint, path.stat().st_size)
     except CheckpointError:
         raise
@@ -181,8 +164,8 @@ def damaged(path: Path, error: BaseException) -> CheckpointError:
         error: Raised by the loader; its reason follows what looks like a checkpoint.
     """
     begin, what = _begin_of(path), first_line(error).split(". ")[0].rstrip(".")
-    if isinstance(error, pickle.UnpicklingError) or "weights_only" in what:
-        what = "a part of it cannot be read"  # torch advises to load it unsafely
+    if isinstance(error, pickle.UnpicklingError):
+        what = "a part of it cannot be read"
     if not begin:
         what = "it is empty"
     elif not _has_end(path):
@@ -230,6 +213,12 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
         else:
             vars(target).update(state)
 
+    def load_reduce(self) -> None:
+        """Call an allowed function; torch.save fills dicts later, and no call can repeat them."""
+        if self.stack[-1] and self.stack[-2] is OrderedDict:
+            raise pickle.UnpicklingError("it calls OrderedDict with arguments")
+        super().load_reduce()
+
     def load_persistent(self) -> None:
         """Load a storage; torch would write a file for the id of a module."""
         saved_id = self.stack.pop()
@@ -244,8 +233,10 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
     dispatch[pickle.BINPERSID[0]] = load_persistent
-    # The last three name a function or class without find_class.
-    dispatch.update(dict.fromkeys(pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4, refuse))
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    # The three of extensions name a function or class without find_class; the last takes memory.
+    _others = pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4 + pickle.BYTEARRAY8
+    dispatch.update(dict.fromkeys(_others, refuse))
 
 
 class TensorUnpickler(RestrictedUnpickler):
@@ -254,6 +245,5 @@ class TensorUnpickler(RestrictedUnpickler):
     @override
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _OF_TENSORS:
-            # In torch's words, which are reported as a refusal.
-            raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)

@@ -219,16 +219,19 @@ def _open(folder: Path) -> tuple[Any, Any]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - slow
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
 
+    if not (folder / ".metadata").is_file():  # a pipe or a device would be read without an end
+        raise CheckpointError(f"{folder} has no file .metadata.")
     metadata = _MetadataUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
     for key, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):  # torch would unpickle it
             raise CheckpointError(f"{folder}: {key} is no tensor.")
-    stored = 0
+    files = {}
     for one in metadata.storage_data.values():
         file = folder / _bare(one.relative_path)
-        if one.offset < 0 or one.length < 0 or one.offset + one.length > file.stat().st_size:
+        size = files[file] = file.stat().st_size
+        if not (one.offset >= 0 and one.length >= 0 and one.offset + one.length <= size):
             raise CheckpointError(f"{file} is damaged: it is cut off.")
-        stored += one.length
+    stored = sum(files.values())
     # No shape may take memory that the files cannot fill.
     declared = sum(
         torch.empty(one.size, dtype=one.properties.dtype, device="meta").nbytes
