@@ -175,7 +175,7 @@ def test_losses_that_cannot_be_used_are_one_message_and_no_crash(config, capsys,
     )
     assert main(["train", config, "--cfg-options", "model.type=odd_model:Odd"]) == 1
     errors = capsys.readouterr().err
-    assert "mm-runner: forward(mode='loss') of Odd returned 'loss': 0.3, of type float" in errors
+    assert "mm-runner: forward(mode='loss') of Odd returned 'loss': 0.3; a tensor" in errors
     assert "Traceback" not in errors
     assert not list(Path.cwd().rglob("crash"))
 

@@ -125,7 +125,7 @@ def test_metainfo_is_the_first_ones_and_has_to_agree():
         (lambda: ConcatDataset("ab"), r"datasets: a list of datasets.*got 'ab'"),
         (lambda: ConcatDataset([[1], 3]), r"datasets\[1\]: a dataset with a length.*got 3"),
         (lambda: ConcatDataset([Endless()]), r"datasets\[0\]: a dataset with a length and ind"),
-        (lambda: RepeatDataset([1], 0), r"times: a positive integer is needed, got 0"),
+        (lambda: RepeatDataset([1], 0), r"times: an integer >= 1 is needed, got 0"),
         (lambda: RepeatDataset(None, 2), r"dataset: a dataset with a length.*got None"),
         (lambda: ClassBalancedDataset([1], 0.1), r"get_cat_ids\(index\) is needed; list has"),
         (lambda: ClassBalancedDataset(Labelled(), 5), r"oversample_thr: a share.*at most 1.*got 5"),
@@ -160,7 +160,7 @@ def test_wrappers_are_built_by_name_within_one_another():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"times": -1}, r"^train_dataloader\.dataset\.times: a positive integer is needed, got -1"),
+        ({"times": -1}, r"^train_dataloader\.dataset\.times: an integer >= 1 is needed, got -1"),
         (
             {"dataset": {"type": "ConcatDataset", "datasets": [[1], {"type": Blobs, "sizes": 3}]}},
             r"^train_dataloader\.dataset\.dataset\.datasets\[1\]\.sizes: unknown argument of Blobs",

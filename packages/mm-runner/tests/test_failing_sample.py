@@ -41,49 +41,6 @@ def test_an_unreadable_sample_is_named_in_log_and_crash_bundle(
     assert json.loads(bundle.read_text())["sample"] == "sample 17 of Images"
 
 
-class Ends(Images):
-    """Raises at one of them what ends an iteration."""
-
-    def __getitem__(self, index):
-        return next(iter(())) if index == 17 else super().__getitem__(index % 3)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1], ids=["in-this-process", "in-a-worker"])
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_a_dataset_cannot_end_a_pass_before_its_length(make_runner, num_workers, part):
-    loader = {"dataset": Ends(), "batch_size": 4, "num_workers": num_workers}
-    loader["collate_fn"] = "default_collate"
-    runner = make_runner(**{f"{part}_dataloader": loader})
-    with pytest.raises(RuntimeError, match="StopIteration was raised while it read sample 17 of"):
-        getattr(runner, part)()
-
-
-class Ragged(Images):
-    """One of them has another shape."""
-
-    def __getitem__(self, index):
-        return torch.ones(5 if index == 17 else 4), torch.tensor(index % 3)
-
-
-class Unlabelled(Images):
-    """One of them lacks a key."""
-
-    def __getitem__(self, index):
-        whole = {"inputs": torch.ones(4), "labels": torch.tensor(index % 3)}
-        return {"inputs": whole["inputs"]} if index == 17 else whole
-
-
-@pytest.mark.parametrize(
-    ("dataset", "num_workers"), [(Ragged(), 0), (Ragged(), 1), (Unlabelled(), 0)]
-)
-def test_a_sample_that_fits_no_batch_is_named(make_runner, dataset, num_workers):
-    loader = {"dataset": dataset, "batch_size": 4, "num_workers": num_workers}
-    runner = make_runner(train_dataloader={**loader, "collate_fn": "default_collate"})
-    with pytest.raises((RuntimeError, KeyError)) as raised:
-        runner.train()
-    assert failing_sample(raised.value) == f"sample 17 of {type(dataset).__name__}"
-
-
 def _add_up(_):
     raise TypeError("cannot add up")
 

@@ -139,13 +139,13 @@ def test_losses_are_summed_by_name_and_means_logged(model):
         (
             {"loss": 1.0},
             ModelOutputError,
-            r"'loss': 1\.0, of type float; a tensor .*non-empty list",
+            r"'loss': 1\.0; a tensor .*non-empty list",
         ),
-        ({"loss": []}, ModelOutputError, r"'loss': \[\], of type list; a tensor .*non-empty list"),
+        ({"loss": []}, ModelOutputError, r"'loss': \[\]; a tensor .*non-empty list"),
         (
             {"loss": [1.0]},
             ModelOutputError,
-            r"of Classifier returned 'loss': \[1\.0\], of type list",
+            r"of Classifier returned 'loss': \[1\.0\]; a tensor",
         ),
     ],
     ids=["no-loss", "empty", "number", "empty-list", "list-of-numbers"],
@@ -156,7 +156,7 @@ def test_losses_that_cannot_be_used_say_what_is_needed(model, losses, error, mes
 
 
 def test_losses_that_are_no_dict_say_what_is_needed(model):
-    message = r"mode='loss'\) of Classifier returned a tensor of shape \(2,\); a dict of losses is"
+    message = r"mode='loss'\) of Classifier returned Tensor\(2,\); a dict of losses is"
     with pytest.raises(ModelOutputError, match=message):
         model.parse_losses(torch.ones(2))
 
@@ -182,8 +182,6 @@ def test_a_data_preprocessor_may_be_a_module_or_a_config():
     assert type(built) is BaseDataPreprocessor
     named = Classifier(data_preprocessor={"type": "BaseDataPreprocessor"}).data_preprocessor
     assert type(named) is BaseDataPreprocessor
-    with pytest.raises(ConfigError, match=r"data_preprocessor: an nn.Module, a dict.*got 3"):
-        Classifier(data_preprocessor=3)
     with pytest.raises(ComponentNotFoundError, match="Did you mean 'BaseDataPreprocessor'"):
         Classifier(data_preprocessor={"type": "DataPreprocessor"})
 

@@ -103,8 +103,6 @@ def test_arguments_of_a_class_may_be_changed(optimizer):
     schedule = StepLR(optimizer, 3, gamma=0.5)
     schedule.gamma = 0.25
     assert rates_of(optimizer, schedule, 4) == [1.0, 1.0, 1.0, 0.25]
-    with pytest.raises(ConfigError, match="give step_size by name"):
-        StepLR.build_iter_from_epoch(optimizer, 3, epoch_length=2)
 
 
 def test_a_schedule_of_torch_keeps_what_it_changes_besides_the_rate():

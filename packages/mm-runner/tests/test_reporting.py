@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -203,6 +204,17 @@ def test_a_runs_logger_writes_to_its_console_and_file_alone(tmp_path, caplog):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_the_newest_run_logs_what_the_other_packages_warn_of(tmp_path):
+    console = RunConsole(is_main=True, console=Console(file=io.StringIO()))
+    files = [tmp_path / "old.log", tmp_path / "new.log"]
+    loggers = [open_logger(file.stem, console, file, "INFO") for file in files]
+    logging.getLogger("mm_amp._scaling").warning("skipped")
+    for logger in loggers:
+        close_logger(logger)
+    assert [file.read_text().count("WARNING skipped\n") for file in files] == [0, 1]
+    assert not logging.getLogger("mm_amp").handlers
+
+
 def test_a_log_file_on_a_full_disk_is_told_once(capfd):
     file, console = terminal(force_terminal=False)
     run_console = RunConsole(is_main=True, console=console)

@@ -100,7 +100,7 @@ def test_mmengines_names_and_plain_names_give_the_same_writers():
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"visualizer": "Visualizer"}, ConfigError, r"^visualizer: a dict is needed, got str"),
+        ({"visualizer": "Visualizer"}, ConfigError, r"^visualizer: a dict is needed, got 'Vis"),
         ({"cfg": {"log_writers": [5]}}, ConfigError, r"^log_writers\[0\]: .* got 5"),
         ({"cfg": {"log_writers": [{"typ": "X"}]}}, ConfigError, r"log_writers\[0\]: .*'type'"),
         (
@@ -136,7 +136,7 @@ def test_a_wrong_writer_ends_in_a_message_before_anything_is_built(
 def test_a_missing_extra_is_named_at_construction(make_runner, monkeypatch, writer, module, extra):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(
-        ConfigError, match=rf"^log_writers\[0\]: {writer} needs {extra}.*'mm-runner\[{extra}\]'"
+        ConfigError, match=rf"^log_writers\[0\]: {writer} needs .*{extra}.*'mm-runner\[{extra}\]'"
     ):
         make_runner(cfg={"log_writers": [writer]})
 

@@ -110,7 +110,7 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
         ({"val_cfg": {"fp61": True}}, r"val_cfg\.fp61: unknown argument of ValLoop.*'fp16'"),
         (
             {"auto_scale_lr": {"enable": True}},
-            r"auto_scale_lr\.base_batch_size: a positive integer is needed, got None",
+            r"auto_scale_lr\.base_batch_size: an integer >= 1 is needed, got None",
         ),
         (
             {"model": nn.Linear(1, 1)},

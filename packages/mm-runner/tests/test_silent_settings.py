@@ -53,12 +53,8 @@ BACKENDS = [{"type": "LocalVisBackend"}]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (sgd(lr=NAN), r"^optim_wrapper\.optimizer\.lr: a finite number is needed, got nan"),
-        (sgd(momentum=2), r"^optim_wrapper\.optimizer\.momentum: a number below 1 is needed, got 2"),
-        (sgd(type="Adam", betas=[0.9, NAN]), r"^optim_wrapper\.optimizer\.betas: a finite number"),
-        ({"param_scheduler": [{"type": "ExponentialLR", "gamma": float("inf")}]}, r"^param_scheduler\[0\]\.gamma: a finite number"),
         ({"visualizer": {"type": "Vizualiser"}}, r"^visualizer\.type: 'Vizualiser' was given"),
-        ({"train_cfg": {"by_epoch": True, "max_epochs": -3}}, r"^train_cfg\.max_epochs: a positive integer is needed, got -3"),
+        ({"train_cfg": {"by_epoch": True, "max_epochs": -3}}, r"^train_cfg\.max_epochs: an integer >= 1 is needed, got -3"),
         ({"log_processor": {"type": "LogProcesor"}}, r"^log_processor\.type: No log processor named 'LogProcesor'.*Did you mean 'LogProcessor'"),
         ({"log_processor": {"type": {"type": "LogProcessor"}}}, r"^log_processor\.type: a name, a class or a function is needed, got \{'type'"),
         ({"log_processor": {"type": Blobs}}, r"^log_processor: .*Blobs.* derived from mm_runner\.reporting\.LogProcessor"),

@@ -100,7 +100,7 @@ def test_a_source_without_a_state_is_read_again_without_transform(caplog):
         ({"shuffle": True}, "remove sampler"),
         ({"num_batch_per_epoch": 2}, "a dataset with a length and indices"),
         ({"dataset": {"type": "StreamDataset", "source": 3}}, "an iterable is needed, got 3"),
-        ({"dataset": {"type": "StreamDataset", "source": Numbers(), "length": 0}}, "length: a pos"),
+        ({"dataset": {"type": "StreamDataset", "source": Numbers(), "length": 0}}, "length: an"),
         (
             {"dataset": {"type": "StreamDataset", "source": (n for n in "ab")}},
             "Give length, the number of samples",

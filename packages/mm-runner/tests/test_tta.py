@@ -13,7 +13,6 @@ from typing_extensions import override
 from mm_runner import ComponentNotFoundError, ConfigError, Runner
 from mm_runner.cli import main
 from mm_runner.hooks import PrepareTTAHook
-from mm_runner.loops import TestLoop
 from mm_runner.model import BaseModel, BaseTTAModel
 
 
@@ -148,27 +147,13 @@ def test_the_hook_merges_in_tests_and_in_nothing_else(tmp_path):
     assert 0 <= runner.val()["accuracy"] <= 1  # of single views
 
 
-def test_the_hook_refuses_wrong_arguments_and_other_loops(tmp_path, make_runner):
+def test_the_hook_refuses_wrong_arguments(make_runner):
     with pytest.raises(ConfigError, match=r"^custom_hooks\[0\]\.tta_cfg\.dropuot: unknown arg"):
         make_runner(
             custom_hooks=[{"type": "PrepareTTAHook", "tta_cfg": {"type": Averaged, "dropuot": 1}}]
         )
     with pytest.raises((ConfigError, ComponentNotFoundError), match=r"No model named 'Averagd'"):
         PrepareTTAHook({"type": "Averagd"})
-
-    class Own:
-        def __init__(self, runner, dataloader, evaluator):  # noqa: ARG002
-            self.runner = runner
-
-        def run(self):
-            self.runner.call_hook("before_test")
-
-    arguments = _test_arguments(tmp_path / "run")
-    with pytest.raises(
-        ConfigError, match=r"is a TestLoop, or has its use_model.*; this one is a Own"
-    ):
-        Runner(**{**arguments, "test_cfg": {"type": Own}}).test()
-    assert Runner(**{**arguments, "test_cfg": {"type": TestLoop}}).test()
 
 
 class Piped(Views):

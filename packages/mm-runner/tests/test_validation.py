@@ -49,7 +49,7 @@ def loader_with(**options):
         ({"train_dataloader": loader_with(collate_fn="pseudo_colate")}, r"^train_dataloader\.collate_fn\.type: No function named .*pseudo_collate"),
         ({"train_dataloader": loader_with(collate_fn=3)}, r"^train_dataloader\.collate_fn: a name .*got 3"),
         ({"val_dataloader": loader_with(num_workers="2")}, r"^val_dataloader\.num_workers: an integer is needed, got '2'"),
-        ({"val_dataloader": loader_with(batch_size=0)}, r"^val_dataloader\.batch_size: a positive integer"),
+        ({"val_dataloader": loader_with(batch_size=0)}, r"^val_dataloader\.batch_size: an integer >= 1"),
         ({"val_dataloader": loader_with(dataset="blobs")}, r"^val_dataloader\.dataset: a dataset or a dict"),
         ({"val_dataloader": loader_with(dataset={"type": "toy:Blobs", "sizes": 3})}, r"^val_dataloader\.dataset\.sizes: unknown argument of Blobs"),
         ({"val_evaluator": [{"type": "Accuracy"}, {"type": "Accuracy", "prefx": "a"}]}, r"^val_evaluator\[1\]\.prefx: unknown argument of Accuracy, .*'prefix'"),

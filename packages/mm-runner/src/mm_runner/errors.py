@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import traceback
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +23,7 @@ __all__ = [
     "TorchVersionError",
     "WorkDirError",
     "did_you_mean",
-    "text_of",
+    "import_extra",
     "with_place",
 ]
 
@@ -90,17 +91,24 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def text_of(error: BaseException) -> str:
-    """Return ``str(error)``, or a placeholder where ``__str__`` raises.
+def import_extra(module: str, extra: str, where: str) -> Any:
+    """Import a module of a library that an extra of mm-runner brings.
 
-    Example:
-        >>> text_of(ValueError("x"))
-        'x'
+    Args:
+        module: Its full name.
+        extra: Of mm-runner.
+        where: What needs it, for the message.
+
+    Raises:
+        ConfigError: If it cannot be imported.
     """
     try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001 - the handler must not hide the error
-        return f"<its text cannot be had: {type(failure).__name__}>"
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where} needs {module}, which cannot be imported ({error}). Install the extra: pip "
+            f"install 'mm-runner[{extra}]'."
+        ) from error
 
 
 def with_place(error: Exception) -> str:
@@ -113,4 +121,4 @@ def with_place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     is_placed = isinstance(error, SyntaxError)  # by its own text
-    return f"{type(error).__name__}: {text_of(error)}{'' if is_placed else place}"
+    return f"{type(error).__name__}: {error}{'' if is_placed else place}"

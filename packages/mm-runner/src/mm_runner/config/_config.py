@@ -127,7 +127,7 @@ class Config(ConfigDict):
             if not str(key).isidentifier():
                 raise ConfigError(f"{key}: not a name in Python; write YAML or JSON instead.")
         return "".join(
-            f"{key} = {pformat(_to_primitives(value, tuples=True), width=96, sort_dicts=False)}\n"
+            f"{key} = {pformat(to_primitives(value, tuples=True), width=96, sort_dicts=False)}\n"
             for key, value in self.items()
         )
 
@@ -165,9 +165,9 @@ class Config(ConfigDict):
         elif suffix in {".yaml", ".yml"}:
             import yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
-            text = yaml.safe_dump(_to_primitives(self), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(to_primitives(self), sort_keys=False, allow_unicode=True)
         elif suffix == ".json":
-            text = json.dumps(_to_primitives(self), indent=2, ensure_ascii=False) + "\n"
+            text = json.dumps(to_primitives(self), indent=2, ensure_ascii=False) + "\n"
         else:
             raise ConfigError(f"{file}: a configuration is written as .py, .yaml, .yml or .json.")
         if file is not None:
@@ -184,16 +184,16 @@ class Config(ConfigDict):
         return any(reads_name(file, key) for file in self._files)
 
 
-def _to_primitives(value: Any, *, tuples: bool = False) -> Any:
+def to_primitives(value: Any, *, tuples: bool = False) -> Any:
     """Convert ``value`` to types that every format can hold."""
     if isinstance(value, Mapping):
         plain = (bool, int, float, str, type(None))
         return {
-            key if type(key) in plain else str(key): _to_primitives(item, tuples=tuples)
+            key if type(key) in plain else str(key): to_primitives(item, tuples=tuples)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        items = [_to_primitives(item, tuples=tuples) for item in value]
+        items = [to_primitives(item, tuples=tuples) for item in value]
         return tuple(items) if tuples and isinstance(value, tuple) else items
     for kind in (bool, int, float, str):  # YAML cannot hold a subclass
         if isinstance(value, kind):

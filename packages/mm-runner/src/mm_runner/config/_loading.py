@@ -56,26 +56,21 @@ def load(file: Path, chain: Sequence[Path] = (), text: str | None = None) -> Sou
             helpers.update(found.helpers)
         return inherited, helpers
 
+    has_braces = "{{" in text
+    written = write_values(text, file) if has_braces else text
+    if file.suffix == ".py":
+        base, own, helpers = read_python(file, written, inherit)
+    else:
+        own = _parse(file, written)
+        base, helpers = inherit(own.pop(BASE, None))[0], {}
     try:
-        has_braces = "{{" in text
-        written = write_values(text, file) if has_braces else text
-        if file.suffix == ".py":
-            base, own, helpers = read_python(file, written, inherit)
-        else:
-            own = _parse(file, written)
-            base, helpers = inherit(own.pop(BASE, None))[0], {}
-        try:
-            if has_braces:
-                base, own = substitute(base, file, base), substitute(own, file, base)
-            # Copied: keys share no list, and modules keep their values.
-            content: dict[str, Any] = copy_containers(base)
-            merge_into(content, own, is_strict=True)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{describe_location([file], str(error)) or file}: {error}"
-            ) from error
-    except RecursionError as error:
-        raise ConfigError(f"{file}: a dict or a list is put into itself.") from error
+        if has_braces:
+            base, own = substitute(base, file, base), substitute(own, file, base)
+        # Copied: keys share no list, and modules keep their values.
+        content: dict[str, Any] = copy_containers(base)
+        merge_into(content, own, is_strict=True)
+    except ConfigError as error:
+        raise ConfigError(f"{describe_location([file], str(error)) or file}: {error}") from error
     return Sources(copy_containers(content, {DELETE}), files, text, helpers)
 
 
@@ -101,7 +96,7 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     own: Any
     try:
         if file.suffix == ".json":
-            own = json.loads(text, object_pairs_hook=_distinct)
+            own = json.loads(text)
         else:
             from ._yaml import parse_yaml  # noqa: PLC0415 - importing mm_runner stays cheap
 
@@ -119,12 +114,3 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
     if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
         raise ConfigError(f"{file}: keys with values are needed at the top, got {own!r:.80}.")
     return own
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        key = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {key!r} stands twice in one object.")
-    return found

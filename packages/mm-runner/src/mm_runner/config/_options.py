@@ -13,9 +13,6 @@ from typing_extensions import override
 from mm_runner.errors import ConfigError
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
-# Of Python as text, of YAML with a point.
-_WORDS |= {f"{sign}{dot}inf": float(f"{sign}inf") for sign in ("", "+", "-") for dot in ("", ".")}
-_WORDS |= {word: float("nan") for word in ("nan", ".nan")}
 # What stands in quotes, and a bare word among brackets and commas.
 _QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^,()\[\]\s](?:[^,()\[\]]*[^,()\[\]\s])?")
 
@@ -93,6 +90,5 @@ def _as_literal(match: re.Match[str]) -> str:
     try:
         ast.literal_eval(word)
     except (ValueError, SyntaxError):
-        value = _WORDS.get(word.lower(), word)
-        return repr(value).replace("inf", "1e999") if isinstance(value, float) else repr(value)
+        return repr(_WORDS.get(word.lower(), word))
     return word

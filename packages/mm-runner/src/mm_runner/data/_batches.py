@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
 
 def map_tensors(
     data: Any,
-    function: Callable[[Tensor], Tensor],
+    function: Callable[[Tensor], Any],
     other: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Return ``data`` with ``function`` applied to its tensors; containers keep their type.
@@ -94,9 +94,7 @@ def map_tensors(
         mapped = {key: map_tensors(value, function, other) for key, value in data.items()}
         if type(data) is dict:
             return mapped
-        if not isinstance(data, MutableMapping):
-            return type(data)(mapped)  # type: ignore[call-arg]
-        same_kind = copy.copy(data)  # a defaultdict, or a kind with more to it than its items
+        same_kind: Any = copy.copy(data)  # a defaultdict, or a kind with more to it than its items
         same_kind.update(mapped)
         return same_kind
     if isinstance(data, (list, tuple)) and not isinstance(data, PackedSequence):

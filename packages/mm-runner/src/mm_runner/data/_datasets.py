@@ -17,8 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATASETS, build_from_cfg, short_repr
-from mm_runner.registry._build import holds_configs
+from mm_runner.registry import DATASETS, build_from_cfg, check_integer, short_repr
 
 
 def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None:
@@ -30,10 +29,11 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
     Raises:
         ConfigError: If it is none, or a list of configs, which would be taken for samples.
     """
-    if holds_configs(dataset, DATASETS):
+    first = dataset[0] if isinstance(dataset, (list, tuple)) and dataset else None
+    if isinstance(first, Mapping) and first.get("type", "") in DATASETS:
         raise ConfigError(
             f"{where}: a list of configs is no dataset, got {len(dataset)}, the first of them "
-            f"{short_repr(dataset[0])}; give one of them, or all as "
+            f"{short_repr(first)}; give one of them, or all as "
             'dict(type="ConcatDataset", datasets=[...]).'
         )
     is_stream = isinstance(dataset, IterableDataset)
@@ -176,8 +176,7 @@ class RepeatDataset(_Wrapper):
     """
 
     def __init__(self, dataset: Any, times: int, lazy_init: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - MMEngine's signature
-        if times < 1:
-            raise ConfigError(f"times: a positive integer is needed, got {times!r}.")
+        check_integer("times", times, least=1)
         self.dataset, self.times = _as_dataset(dataset, "dataset"), times
         super().__init__([self.dataset])
 

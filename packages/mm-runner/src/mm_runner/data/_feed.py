@@ -320,26 +320,16 @@ class BatchFeed:
 
     def _with_sample(self, error: Exception) -> Exception:
         """Attach the sample that caused ``error`` of the next batch to it, if it is found."""
-        is_end = isinstance(error, StopIteration)
         # What killed a worker is not read again here: it would kill this process too.
-        is_sample = is_end or not self._num_workers or "Caught " in str(error)
-        if not self.is_seekable or not is_sample:
+        is_sample = not self._num_workers or "Caught " in str(error)
+        if isinstance(error, StopIteration) or not self.is_seekable or not is_sample:
             return error
-        origin, samples = self._origin, self._origin.samples
-        if is_end and self._num_given >= self._sampler.num_from(origin.batch, samples):
-            return error
+        samples = self._origin.samples
         if samples is not None:
             samples += self._num_given * (self._step_size or 0)
-        indices = self._sampler.indices_of(origin.epoch, self.batch, samples)
-        sample = _find_sample(self.loader, indices)
-        if is_end:  # raised by a sample, it would end the epoch
-            error = RuntimeError(
-                f"StopIteration was raised while it read {sample or 'a sample'}. A dataset with "
-                "indices ends by its length: return a sample for each index below it, or raise "
-                "another error."
-            )
+        indices = self._sampler.indices_of(self._origin.epoch, self.batch, samples)
         with suppress(AttributeError):  # an error with __slots__
-            setattr(error, _ATTRIBUTE, sample)
+            setattr(error, _ATTRIBUTE, _find_sample(self.loader, indices))
         return error
 
 
@@ -352,24 +342,13 @@ def failing_sample(error: BaseException) -> str | None:
 
 
 def _find_sample(loader: Any, indices: list[int]) -> str | None:
-    """Return the sample of a batch that cannot be read, or collated with the others."""
-    name = type(loader.dataset).__name__
-    samples: list[Any] = []
-    misfits: list[int] = []
+    """Return the sample of a batch that cannot be read."""
     for index in indices:
         try:
-            samples.append(loader.dataset[index])
+            loader.dataset[index]
         except Exception:  # noqa: BLE001 - it was raised before
-            return f"sample {index} of {name}"
-        try:  # which of the two comes first may matter
-            loader.collate_fn([samples[0], samples[-1]])
-            loader.collate_fn([samples[-1], samples[0]])
-        except Exception:  # noqa: BLE001 - as above
-            misfits.append(index)
-    if not 0 < len(misfits) < len(indices):
-        return None
-    is_first = 1 < len(misfits) == len(indices) - 1  # no other one fits it
-    return f"sample {indices[0] if is_first else misfits[0]} of {name}"
+            return f"sample {index} of {type(loader.dataset).__name__}"
+    return None
 
 
 def has_streams(device: torch.device) -> bool:

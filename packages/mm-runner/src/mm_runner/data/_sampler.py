@@ -65,11 +65,6 @@ class RankSampler(Sampler[int]):
         shuffle: bool = True,  # noqa: FBT001, FBT002 - MMEngine's signature
         seed: int | None = None,
     ) -> None:
-        if not hasattr(dataset, "__len__"):
-            raise ConfigError(
-                f"{type(self).__name__} needs a dataset with a length, {type(dataset).__name__} "
-                "has none. An iterable dataset takes no sampler."
-            )
         if len(dataset) == 0:
             raise ConfigError(f"The dataset ({type(dataset).__name__}) is empty.")
         self.dataset = dataset
@@ -105,7 +100,7 @@ class DefaultSampler(RankSampler):
             see the repeated ones.
 
     Raises:
-        ConfigError: If the dataset has no length or is empty.
+        ConfigError: If the dataset is empty.
     """
 
     def __init__(
@@ -152,7 +147,7 @@ class InfiniteSampler(RankSampler):
         seed: Seed of the permutations; ``None`` draws one and shares it among the ranks.
 
     Raises:
-        ConfigError: If the dataset has no length or is empty.
+        ConfigError: If the dataset is empty.
     """
 
     def __iter__(self) -> Iterator[int]:

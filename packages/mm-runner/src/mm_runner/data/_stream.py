@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from mm_runner._torch_private import hidden_worker
 from mm_runner.errors import ConfigError
-from mm_runner.registry import DATASETS, build_from_cfg, short_repr
+from mm_runner.registry import DATASETS, build_from_cfg, check_integer, short_repr
 
 from ._batches import resolve_function
 from ._sampler import DefaultSampler, draw_order
@@ -68,10 +68,15 @@ class StreamDataset(Dataset[Any]):
         if not (hasattr(self.source, "__iter__") or self.is_indexed):
             raise ConfigError(f"source: an iterable is needed, got {short_repr(source)}.")
         if length is None:
-            length = _length_of(self.source)
-        for name, value in (("length", length), ("shuffle_window", shuffle_window)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}: a positive integer is needed, got {value!r}.")
+            try:
+                length = len(self.source)
+            except TypeError as error:
+                raise ConfigError(
+                    f"length: {type(self.source).__name__} has no length, and a run needs to know "
+                    "its epochs. Give length, the number of samples of an epoch."
+                ) from error
+        check_integer("length", length, least=1)
+        check_integer("shuffle_window", shuffle_window, least=1)
         self.length, self.shuffle_window, self.seed = length, shuffle_window, seed
         self.transform: Callable[[Any], Any] | None = resolve_function(transform)
         has_state = all(hasattr(self.source, x) for x in ("state_dict", "load_state_dict"))
@@ -130,7 +135,10 @@ class StreamDataset(Dataset[Any]):
                 # Hugging Face's datasets share it among the workers, which set it all at once.
                 self.source._epoch = shared.clone()  # noqa: SLF001
         if size > 1:
-            place = self._shuffled((epoch, number), end - begin)[place]
+            if self._order is None or self._order[0] != (epoch, number):
+                order = draw_order(end - begin, self.seed, epoch, number)
+                self._order = ((epoch, number), order)
+            place = self._order[1][place]
         if self.is_indexed:
             if self._epoch != epoch:
                 self._set_epoch(epoch)
@@ -141,11 +149,6 @@ class StreamDataset(Dataset[Any]):
                 self._window_start = self._here()
             self._window = ((epoch, number), [self._next() for _ in range(begin, end)])
         return self._window[1][place]
-
-    def _shuffled(self, window: tuple[int, int], size: int) -> list[int]:
-        if self._order is None or self._order[0] != window:
-            self._order = (window, draw_order(size, self.seed, *window))
-        return self._order[1]
 
     def _seek(self, epoch: int, at: int) -> None:
         if self._samples is None or self._epoch != epoch or self._at > at:
@@ -274,13 +277,3 @@ def inexact_state(source: Any) -> str | None:
         inner = getattr(part, "ex_iterable", None)
         parts += [*([] if inner is None else [inner]), *(getattr(part, "ex_iterables", None) or [])]
     return None
-
-
-def _length_of(source: Any) -> int:
-    try:
-        return len(source)
-    except TypeError as error:
-        raise ConfigError(
-            f"length: {type(source).__name__} has no length, and a run needs to know its epochs. "
-            "Give length, the number of samples of an epoch."
-        ) from error

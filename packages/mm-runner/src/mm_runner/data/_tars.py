@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, import_extra
 
 from ._sampler import draw_order
 
@@ -29,13 +29,8 @@ class TarStream:
     """
 
     def __init__(self, urls: str | Sequence[str], *, shuffle: bool = False, seed: int = 0) -> None:
-        try:
-            from webdataset.shardlists import expand_urls  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError(
-                "TarStream needs webdataset: pip install 'mm-runner[stream]'."
-            ) from error
-        self.urls = list(expand_urls(urls) if isinstance(urls, str) else urls)
+        lists = import_extra("webdataset.shardlists", "stream", "TarStream")
+        self.urls = list(lists.expand_urls(urls) if isinstance(urls, str) else urls)
         if not self.urls:
             raise ConfigError("urls: no tar file is given.")
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
@@ -49,7 +44,9 @@ class TarStream:
         from webdataset.gopen import gopen  # noqa: PLC0415 - an extra, as the next
         from webdataset.tariterators import group_by_keys, tar_file_expander  # noqa: PLC0415
 
-        order, (first, done) = self._order(), self._start
+        order, (first, done) = self.urls, self._start
+        if self.shuffle:
+            order = [order[i] for i in draw_order(len(order), self.seed, self.epoch)]
         for number in range(first, len(order)):
             with closing(gopen(order[number])) as file:
                 files = tar_file_expander([{"url": order[number], "stream": file}])
@@ -65,8 +62,3 @@ class TarStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let iterations begin at a place of :meth:`state_dict`."""
         self._at = self._start = (int(state["tar"]), int(state["sample"]))
-
-    def _order(self) -> list[str]:
-        if not self.shuffle:
-            return self.urls
-        return [self.urls[i] for i in draw_order(len(self.urls), self.seed, self.epoch)]

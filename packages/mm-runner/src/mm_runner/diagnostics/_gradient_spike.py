@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._hook import check_integer
 from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
+from mm_runner.registry import check_integer
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -29,7 +29,7 @@ class GradientSpikeHook(Hook):
     A spike is a norm above ``factor`` times its running mean, or one that is not finite. Norms and
     means stay on the device; spikes are logged every ``interval`` steps. The gradients are those
     before clipping. An overflow under a loss scaler, which skips that step by itself, is no spike.
-    A resumed run warms up again.
+    A resumed run warms up again. Optimizer wrappers of your own derive from mm-amp's.
 
     Args:
         factor: Ratio of a spike to the running mean. Defaults to 10.
@@ -37,8 +37,7 @@ class GradientSpikeHook(Hook):
         interval: Steps between two log lines. Defaults to 50.
 
     Raises:
-        ConfigError: If an argument is out of its range; when training begins, if an optimizer
-            wrapper is not derived from mm-amp's.
+        ConfigError: If an argument is out of its range.
     """
 
     priority = "VERY_HIGH"
@@ -54,11 +53,6 @@ class GradientSpikeHook(Hook):
     @override
     def before_train(self, runner: RunView) -> None:
         for wrapper in named_wrappers(runner.optim_wrapper).values():
-            if not hasattr(wrapper, "register_gradient_hook"):
-                raise ConfigError(
-                    f"GradientSpikeHook: {type(wrapper).__name__} does not give hooks its "
-                    "gradients. Derive it from mm_amp.OptimWrapper."
-                )
             self._watches.append(_Watch(self, runner, wrapper))
 
     @override

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from mm_runner.hooks import Hook
-from mm_runner.hooks._hook import check_integer
+from mm_runner.registry import check_integer
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._hook import check_integer
-from mm_runner.registry import check_section
+from mm_runner.registry import check_integer, check_section
 
 if TYPE_CHECKING:
     from torch.profiler import profile

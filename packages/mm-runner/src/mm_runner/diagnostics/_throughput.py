@@ -15,7 +15,7 @@ from typing_extensions import override
 import mm_dist
 from mm_runner.errors import ConfigError
 from mm_runner.hooks import Hook
-from mm_runner.hooks._hook import check_integer
+from mm_runner.registry import check_integer
 
 if TYPE_CHECKING:
     from mm_runner.data import BatchFeed

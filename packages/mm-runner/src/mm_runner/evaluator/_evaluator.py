@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.data import pseudo_collate
+from mm_runner.data import map_tensors, pseudo_collate
 from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import EVALUATOR, METRICS, adopt, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
@@ -168,13 +168,9 @@ def _build(metric: Any, where: str) -> Any:
     if is_torch_metric(metric):
         return _TorchMetric(metric)
     metric = metric if isinstance(metric, BaseMetric) else adopt("metric", metric)
-    # The process() of an evaluator, also of another library, takes the arguments in another order.
-    is_metric = hasattr(metric, "process") and hasattr(metric, "evaluate")
-    is_evaluator = hasattr(metric, "offline_evaluate") and not hasattr(metric, "compute_metrics")
-    if is_evaluator or not is_metric:
+    if not (hasattr(metric, "process") and hasattr(metric, "evaluate")):
         raise ConfigError(
-            f"{where}: a metric with process() and evaluate() is needed, got {short_repr(metric)}. "
-            "Of an evaluator give its metrics."
+            f"{where}: a metric with process() and evaluate() is needed, got {short_repr(metric)}."
         )
     return metric
 
@@ -202,7 +198,7 @@ class _TorchMetric:
         kind = sys.modules["torchmetrics"].Metric
         self._parts: list[Any] = [one for one in metric.modules() if isinstance(one, kind)]
         for part in self._parts:
-            part.distributed_available_fn = _never
+            part.distributed_available_fn = bool  # returns False
         parameters = inspect.signature(metric.update).parameters
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         self._names = None if takes_any else parameters.keys()
@@ -255,7 +251,7 @@ class _TorchMetric:
         if newest is None or not size_of(newest):
             return
         devices: list[Any] = []
-        _map_tensors(newest, lambda one: devices.append(one.device))
+        map_tensors(newest, lambda one: devices.append(one.device))
         if devices:
             self.metric.to(devices[0])
         if not isinstance(newest, Mapping):
@@ -265,14 +261,10 @@ class _TorchMetric:
             self.metric.update(**{key: newest[key] for key in newest if key in names})
 
 
-def _never() -> bool:
-    return False
-
-
 def _state_of(part: Any) -> tuple[int, dict[str, Any]]:
     """Return how often a metric was updated, and its state, of which nothing is a view."""
     state = {name: getattr(part, name) for name in part._reductions}  # noqa: SLF001 - not public
-    return part.update_count, _map_tensors(state, lambda one: one.detach().to("cpu", copy=True))
+    return part.update_count, map_tensors(state, lambda one: one.detach().to("cpu", copy=True))
 
 
 def _restore(part: Any, states: Sequence[tuple[int, dict[str, Any]]]) -> None:
@@ -287,7 +279,7 @@ def _restore(part: Any, states: Sequence[tuple[int, dict[str, Any]]]) -> None:
             merged = torch.stack(merged) if len(merged) > 1 else merged[0]
             if reduction is not None and len(updated) > 1:
                 merged = reduction(merged)
-        setattr(part, name, _map_tensors(merged, lambda one: one.to(part.device)))
+        setattr(part, name, map_tensors(merged, lambda one: one.to(part.device)))
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -296,15 +288,4 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}/")
         else:
-            yield f"{prefix}{key}", _map_tensors(value, Tensor.tolist)
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Return nested tuples, lists and dicts with the results of ``function`` for tensors."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(one, function) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map_tensors(one, function) for one in value)
-    return value
+            yield f"{prefix}{key}", map_tensors(value, Tensor.tolist)

@@ -131,14 +131,10 @@ class Accuracy(BaseMetric):
         fits = isinstance(scores, Tensor) and scores.ndim == 2 and scores.shape[1] > 1
         # Labels of another shape would be compared in pairs with all.
         if not fits or getattr(labels, "shape", None) != scores.shape[:1]:
-            given = [
-                f"Tensor{tuple(one.shape)}" if isinstance(one, Tensor) else short_repr(one)
-                for one in (scores, labels)
-            ]
             raise ConfigError(
                 "Accuracy takes (scores, labels) from forward(mode='predict'), tensors of shapes "
                 "(batch, classes), of two classes at least, and (batch,); "
-                f"got {given[0]} and {given[1]}."
+                f"got {short_repr(scores)} and {short_repr(labels)}."
             )
         # Left on the device: a transfer here would make every step of the validation wait.
         self.results.append(scores.argmax(dim=1) == labels)

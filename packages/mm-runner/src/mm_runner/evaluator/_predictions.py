@@ -125,11 +125,8 @@ class CollectPredictions(BaseMetric):
     """
 
     reported_metrics = ()
-
-    def __init__(self, collect_device: str = "cpu", collect_dir: str | None = None) -> None:
-        super().__init__(collect_device=collect_device, collect_dir=collect_dir)
-        self.predictions: Any = None
-        self._layout: Any = None
+    predictions: Any = None
+    _layout: Any = None
 
     @override
     def process(self, data_batch: Any, data_samples: Any) -> None:

@@ -24,8 +24,9 @@ from mm_runner.checkpoint import (
 )
 from mm_runner.errors import CheckpointError, CheckpointWriteError, ConfigError
 from mm_runner.evaluator import as_number, score_of
+from mm_runner.registry import check_integer, need_names
 
-from ._hook import Hook, check_integer
+from ._hook import Hook
 from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:
@@ -113,10 +114,10 @@ class CheckpointHook(Hook):
         # processes find the same path.
         self.out_dir = os.path.abspath(out_dir) if out_dir else None  # noqa: PTH100
         self.max_keep_ckpts, self.save_last = max_keep_ckpts, save_last
-        self.published_keys = _as_list("published_keys", published_keys)
-        self.save_best = _as_list("save_best", save_best)
+        self.published_keys = need_names(published_keys, "CheckpointHook.published_keys")
+        self.save_best = need_names(save_best, "CheckpointHook.save_best")
         self.best_records: dict[str, dict[str, Any]] = {}
-        self._rules = self._rules_of(_as_list("rule", rule))
+        self._rules = self._rules_of(need_names(rule, "CheckpointHook.rule"))
         # Names of the numbered files, the oldest first. One is added before it is written, and
         # leaves the list once it is deleted: a resumed run deletes what a killed one could not.
         self._kept: list[str] = []
@@ -132,11 +133,6 @@ class CheckpointHook(Hook):
 
     def _rules_of(self, given: list[str]) -> dict[str, str]:
         """Return ``"greater"`` or ``"less"`` for each metric; without a rule, not for "auto"."""
-        if "auto" in self.save_best and len(self.save_best) > 1:
-            raise ConfigError(
-                f"CheckpointHook.save_best: {self.save_best!r} was given; name each metric, or "
-                "'auto' alone."
-            )
         rules = given * len(self.save_best) if len(given) == 1 else given
         if rules and len(rules) != len(self.save_best):
             raise ConfigError(
@@ -152,7 +148,7 @@ class CheckpointHook(Hook):
     @property
     def followed_metrics(self) -> dict[str, str]:
         """Metrics that validations must report, and the argument that asks for them."""
-        names = [name for name in self.save_best if name != "auto"]
+        names = [] if self.save_best == ["auto"] else self.save_best
         return dict.fromkeys(names, "CheckpointHook.save_best")
 
     def directory(self, runner: RunView) -> Path:
@@ -337,15 +333,6 @@ class CheckpointHook(Hook):
 
 def _file_of_best(metric: str) -> str:
     return f"best_{metric.replace('/', '_')}.pth"
-
-
-def _as_list(argument: str, names: str | Sequence[str] | None) -> list[str]:
-    listed = [names] if isinstance(names, str) else names or ()
-    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
-        raise ConfigError(
-            f"CheckpointHook.{argument}: a name or a list of names is needed, got {names!r}."
-        )
-    return list(listed)
 
 
 def _delete(paths: Iterable[Path], logger: logging.Logger) -> None:

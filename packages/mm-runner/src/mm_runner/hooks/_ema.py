@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import MODELS, build_from_cfg
+from mm_runner.registry import MODELS, build_from_cfg, check_integer
 
-from ._hook import Hook, check_integer
+from ._hook import Hook
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -41,6 +41,9 @@ class EMAHook(Hook):
         begin_iter: First iteration, counted from 1, that is averaged. Defaults to 0: all are.
         begin_epoch: First epoch that is averaged, instead of ``begin_iter``.
         **kwargs: Arguments of ``ema_type``, such as ``momentum``, ``interval``, ``update_buffers``.
+
+    Attributes:
+        ema_model: The average; ``None`` before training.
 
     Raises:
         ConfigError: If an argument does not fit.
@@ -66,32 +69,21 @@ class EMAHook(Hook):
         self._cfg = {"type": ema_type, **kwargs}
         # Arguments are checked before the model is built.
         build_from_cfg(self._cfg, MODELS, {"model": nn.Linear(1, 1)}, where="EMAHook")
-        self.average: Any = None
+        self.ema_model: Any = None
         self._loaded: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
-    @property
-    def ema_model(self) -> Any:
-        """The average, under MMEngine's name; ``None`` before training."""
-        return self.average
-
     @override
     def before_train(self, runner: RunView) -> None:
-        self.average = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")
+        self.ema_model = build_from_cfg(self._cfg, MODELS, {"model": runner.model}, where="EMAHook")
         if self._loaded.get("steps"):  # else averaging had not begun
             try:
-                self.average.load(**self._loaded)
+                self.ema_model.load(**self._loaded)
             except CheckpointError as error:
                 if self.strict_load:
                     raise
                 runner.logger.warning(f"EMAHook: {error} The average restarts.")
         self._loaded, self._counts = {}, {}
-        if self.begin_epoch > runner.max_epochs or self.begin_iter > runner.max_iters:
-            runner.logger.warning(
-                f"EMAHook: nothing is averaged: begin_epoch={self.begin_epoch}, begin_iter="
-                f"{self.begin_iter}, and the run ends after {runner.max_epochs} epoch(s) and "
-                f"{runner.max_iters} steps."
-            )
 
     @override
     def after_train_iter(
@@ -107,12 +99,12 @@ class EMAHook(Hook):
             if has_run and wrapper.last_result is not None:
                 stepped.append(wrapper.last_result.stepped)
         if stepped:
-            self.average.update(reduce(or_, stepped))
+            self.ema_model.update(reduce(or_, stepped))
 
     @override
     def _before_epoch(self, runner: RunView, mode: str = "train") -> None:
-        if mode != "train" and self.average is not None:
-            self.average.apply()
+        if mode != "train" and self.ema_model is not None:
+            self.ema_model.apply()
 
     @override
     def _after_epoch(self, runner: RunView, mode: str = "train") -> None:
@@ -121,12 +113,12 @@ class EMAHook(Hook):
 
     @override
     def clean_up(self, runner: RunView) -> None:
-        if self.average is not None:  # a validation may have failed
-            self.average.restore()
+        if self.ema_model is not None:  # a validation may have failed
+            self.ema_model.restore()
 
     @override
     def before_save_checkpoint(self, runner: RunView, checkpoint: dict[str, Any]) -> None:
-        average = self.average
+        average = self.ema_model
         if average is None:
             return
         # Of a sharded model empty on other than the first process, or spread over all.

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 from mm_runner.model import Supervised, unwrap_model
+from mm_runner.registry import check_integer
 
 from ._hook import Hook
 
@@ -43,8 +44,8 @@ class FreezeHook(Hook):
 
     def __init__(self, patterns: Sequence[str] | str, num_epochs: int | None = None) -> None:
         self.patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-        if num_epochs is not None and num_epochs < 1:
-            raise ConfigError(f"num_epochs: a positive number or None, got {num_epochs!r}.")
+        if num_epochs is not None:
+            check_integer("num_epochs", num_epochs, least=1)
         self.num_epochs = num_epochs
         self._norms: list[nn.Module] = []
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mm_runner.errors import ConfigError
-
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
@@ -218,11 +216,3 @@ class Hook:
     def is_last_train_iter(self, runner: RunView) -> bool:
         """Return whether the step just trained is the last."""
         return bool(runner.iter + 1 == runner.max_iters)
-
-
-def check_integer(where: str, value: Any, *, least: int | None = None) -> None:
-    """Raise a ConfigError unless ``value`` is an integer, of at least ``least``."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or (least is not None and value < least):
-        limit = "" if least is None else f" >= {least}"
-        raise ConfigError(f"{where}: an integer{limit} is needed, got {value!r}.")

@@ -9,9 +9,10 @@ from typing_extensions import override
 
 import mm_dist
 from mm_runner.evaluator import as_number
+from mm_runner.registry import check_integer
 
 from ._default_hooks import learning_rates
-from ._hook import Hook, check_integer
+from ._hook import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ class LoggerHook(Hook):
         self.interval, self.ignore_last = interval, ignore_last
         self.interval_exp_name = interval_exp_name
         self.log_metric_by_epoch = log_metric_by_epoch
-        self._by_epoch, self._has_bar = True, False
+        self._by_epoch = True
         self._length = self._num_steps = 0
         self._evaluation_length = 0  # none is under way
         self._warned: set[str] = set()  # names of scalars
@@ -65,7 +66,6 @@ class LoggerHook(Hook):
         self._length, self._num_steps, self._evaluation_length = runner.max_iters, runner.iter, 0
         self._warned = set()
         runner.console.start_progress("training", runner.max_iters, runner.iter)
-        self._has_bar = runner.console.has_bar
 
     @override
     def before_train_epoch(self, runner: RunView) -> None:
@@ -81,8 +81,7 @@ class LoggerHook(Hook):
     ) -> None:
         step = batch_idx + 1
         self._num_steps += 1
-        if self._has_bar:
-            runner.console.update_progress(self._num_steps)
+        runner.console.update_progress(self._num_steps)
         if self.interval_exp_name > 0 and self._num_steps % self.interval_exp_name == 0:
             runner.logger.info(f"Experiment {runner.experiment_name}")
         # What is shorter than the interval would otherwise never show up.
@@ -136,9 +135,8 @@ class LoggerHook(Hook):
             "lost: lower the learning rate or clip gradients, and go back to an earlier "
             "checkpoint. CheckInvalidLossHook ends such a run.",
         )
-        if self._has_bar:
-            losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
-            runner.console.update_progress(done, values="  ".join(losses))
+        losses = [f"{name} {value:.4f}" for name, value in scalars.items() if "loss" in name]
+        runner.console.update_progress(done, values="  ".join(losses))
         runner.write_scalars("train", scalars, step=done)
 
     def _begin_evaluation(self, runner: RunView, description: str, loop: Any) -> None:

@@ -9,7 +9,6 @@ import torch
 from typing_extensions import override
 
 import mm_dist
-from mm_runner.errors import ConfigError
 from mm_runner.registry import MODELS, build_from_cfg, check_cfg
 
 from ._hook import Hook
@@ -110,15 +109,9 @@ class PrepareTTAHook(Hook):
 
     @override
     def before_test(self, runner: RunView) -> None:
-        loop = runner.test_loop
-        if not hasattr(loop, "use_model"):
-            raise ConfigError(
-                "PrepareTTAHook: the test loop is a TestLoop, or has its use_model(model); this "
-                f"one is a {type(loop).__name__}. Let it call the BaseTTAModel itself."
-            )
         # Not runner.model: hooks that load or average weights know it by its parameters' names.
-        arguments = {"module": runner.model}
-        loop.use_model(build_from_cfg(self.tta_cfg, MODELS, arguments, where="tta_cfg"))
+        model = build_from_cfg(self.tta_cfg, MODELS, {"module": runner.model}, where="tta_cfg")
+        runner.test_loop.use_model(model)
 
 
 class SyncBuffersHook(Hook):

@@ -15,8 +15,9 @@ import mm_dist
 from mm_amp import NonFiniteError
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import score_of
+from mm_runner.registry import check_integer
 
-from ._hook import Hook, check_integer
+from ._hook import Hook
 from ._metrics import is_better, rule_of
 
 if TYPE_CHECKING:

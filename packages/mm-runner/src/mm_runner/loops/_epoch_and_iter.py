@@ -10,8 +10,9 @@ from typing_extensions import override
 import mm_dist
 from mm_runner.data import DataPosition, is_endless, num_batches
 from mm_runner.errors import ConfigError
+from mm_runner.registry import check_integer
 
-from ._train_loop import AbstractTrainLoop, check_positive
+from ._train_loop import AbstractTrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        check_positive(max_epochs=max_epochs)
+        check_integer("train_cfg.max_epochs", max_epochs, least=1)
         if is_endless(dataloader):
             raise ConfigError(
                 "train_dataloader.sampler: an InfiniteSampler was given to a loop over epochs, of "
@@ -108,13 +109,6 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             whole_epochs = self.max_epochs - self.epoch - 1
             to_come = left + whole_epochs * len(self.dataloader) if whole_epochs >= 0 else 0
             self.max_iters = self.iter + to_come
-        if self.epoch + start.is_begun > self.max_epochs:
-            begun = " and a part of the next" if start.is_begun else ""
-            self.runner.logger.warning(
-                f"max_epochs={self.max_epochs} was asked for and {self.epoch} "
-                f"epoch{'s' if self.epoch > 1 else ''}{begun} are done: there is nothing to train. "
-                "To train on, ask for more."
-            )
 
     @override
     def _train(self) -> None:
@@ -170,7 +164,7 @@ class IterBasedTrainLoop(AbstractTrainLoop):
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        check_positive(max_iters=max_iters)
+        check_integer("train_cfg.max_iters", max_iters, least=1)
         super().__init__(
             runner, dataloader, 1, max_iters, val_begin, val_interval, dynamic_intervals
         )
@@ -208,11 +202,6 @@ class IterBasedTrainLoop(AbstractTrainLoop):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.epoch = self._epochs_done = 0  # passes are counted by the position in the data
-        if self.iter > self.max_iters:
-            self.runner.logger.warning(
-                f"max_iters={self.max_iters} was asked for and {self.iter} steps are done: there "
-                "is nothing to train. To train on, ask for more."
-            )
 
     @override
     def _data_position(self) -> DataPosition:

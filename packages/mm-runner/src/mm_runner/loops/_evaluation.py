@@ -51,12 +51,8 @@ class ValLoop(BaseLoop):
     ) -> None:
         where = f"{self.phase}_dataloader"
         length = num_batches(dataloader, where)
-        if not hasattr(dataloader.dataset, "__len__"):  # its sampler has one
-            raise ConfigError(
-                f"{where}: the dataset {type(dataloader.dataset).__name__} has no length, by which "
-                "samples are told from those that fill up. Give it a __len__."
-            )
-        world_size, size = runner.num_data_ranks, len(dataloader.dataset)
+        dataset: Any = dataloader.dataset
+        world_size, size = runner.num_data_ranks, len(dataset)
         # One process of several may have no sample of a small dataset, of which others have some.
         needed = (dataloader.batch_size or 1) if getattr(dataloader, "drop_last", False) else 1
         if length == 0 and (world_size == 1 or -(-size // world_size) < needed):
@@ -65,7 +61,7 @@ class ValLoop(BaseLoop):
                 f"process(es), and a batch takes {needed} of each. Make batch_size smaller, "
                 "drop_last false, or the dataset larger."
             )
-        metainfo = getattr(dataloader.dataset, "metainfo", None)
+        metainfo = getattr(dataset, "metainfo", None)
         if metainfo is not None:
             evaluator.dataset_meta = metainfo
         super().__init__(runner, dataloader)

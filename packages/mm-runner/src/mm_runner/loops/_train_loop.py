@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mm_dist
 from mm_runner.checkpoint import rng_state, set_rng_state
 from mm_runner.data import BatchFeed, DataPosition
-from mm_runner.errors import ConfigError
 from mm_runner.model import train_step_of
+from mm_runner.registry import check_integer
 
 from ._base_loop import BaseLoop, alias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from mm_runner.run_view import RunView
 
@@ -71,15 +70,11 @@ class AbstractTrainLoop(BaseLoop):
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
     ) -> None:
-        check_positive(val_begin=val_begin, val_interval=val_interval)
-        for pair in dynamic_intervals or ():
-            if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise ConfigError(
-                    f"train_cfg.dynamic_intervals: pairs (begin, val_interval) are needed; one is "
-                    f"{pair!r}."
-                )
-            for number in pair:
-                check_positive(dynamic_intervals=number)
+        check_integer("train_cfg.val_begin", val_begin, least=1)
+        check_integer("train_cfg.val_interval", val_interval, least=1)
+        for begin, interval in dynamic_intervals or ():
+            check_integer("train_cfg.dynamic_intervals", begin, least=1)
+            check_integer("train_cfg.dynamic_intervals", interval, least=1)
         self.val_begin = val_begin
         self._intervals = [(0, val_interval), *sorted(dynamic_intervals or ())]
         super().__init__(runner, dataloader)
@@ -127,7 +122,7 @@ class AbstractTrainLoop(BaseLoop):
 
         What depends on :attr:`max_epochs` and :attr:`max_iters`, such as schedules, is unchanged.
         """
-        check_positive(num_batches=num_batches)
+        check_integer("num_batches", num_batches, least=1)
         self._limit = num_batches
 
     def close(self) -> None:
@@ -310,10 +305,3 @@ class AbstractTrainLoop(BaseLoop):
         self._rng_before_validation = None
         set_rng_state(rng, runner.device)
         self._validated_at = self._iters_done
-
-
-def check_positive(**numbers: Any) -> None:
-    """Raise a ConfigError unless every argument of a training loop is a positive integer."""
-    for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"train_cfg.{name}: a positive integer is needed, got {value!r}.")

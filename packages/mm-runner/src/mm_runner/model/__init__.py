@@ -9,11 +9,7 @@ from ._averaging import (
     StochasticWeightAverage,
 )
 from ._base_model import BaseDataPreprocessor, BaseModel
-from ._checkpointing import (
-    apply_activation_checkpointing,
-    checkpointing_patterns,
-    find_checkpointed,
-)
+from ._checkpointing import apply_activation_checkpointing, find_checkpointed
 from ._steps import eval_step_of, train_step_of, uncalled_step, unwrap_model
 from ._supervised import Supervised
 from ._tta import BaseTTAModel
@@ -29,7 +25,6 @@ __all__ = [
     "StochasticWeightAverage",
     "Supervised",
     "apply_activation_checkpointing",
-    "checkpointing_patterns",
     "eval_step_of",
     "find_checkpointed",
     "is_model_wrapper",

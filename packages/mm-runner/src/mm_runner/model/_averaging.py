@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mm_runner.errors import CheckpointError, ConfigError
+from mm_runner.registry import check_integer
 
 from ._steps import unwrap_model
 
@@ -46,8 +47,7 @@ class AveragedWeights(ABC):
     update_buffers: bool = field(default=False, kw_only=True)
 
     def __post_init__(self, model: nn.Module) -> None:
-        if self.interval < 1:
-            raise ConfigError(f"interval: a positive number of updates, got {self.interval!r}.")
+        check_integer("interval", self.interval, least=1)
         self.steps: int | Tensor = 0
         self.averages: dict[str, Tensor] = {}
         self.is_applied = False
@@ -202,8 +202,7 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
     @override
     def __post_init__(self, model: nn.Module) -> None:
         super().__post_init__(model)
-        if self.gamma <= 0:
-            raise ConfigError(f"gamma: a positive number of updates, got {self.gamma!r}.")
+        check_integer("gamma", self.gamma, least=1)
 
     @override
     def momentum_at(self, steps: Any) -> Any:

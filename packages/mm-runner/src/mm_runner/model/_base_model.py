@@ -112,12 +112,7 @@ class BaseModel(nn.Module, ABC):
             data_preprocessor = build_from_cfg(
                 data_preprocessor or {}, MODELS, default, where="data_preprocessor"
             )
-        if not isinstance(data_preprocessor, nn.Module):
-            raise ConfigError(
-                "data_preprocessor: an nn.Module, a dict with 'type' or None is needed, got "
-                f"{data_preprocessor!r}."
-            )
-        self.data_preprocessor = data_preprocessor
+        self.data_preprocessor: Any = data_preprocessor
 
     @abstractmethod
     def forward(self, *args: Any, mode: str = "tensor", **kwargs: Any) -> Any:
@@ -170,7 +165,8 @@ class BaseModel(nn.Module, ABC):
         by_whom = f"forward(mode='loss') of {type(self).__name__} returned"
         if not isinstance(losses, (dict, Mapping)):  # a dict first: the cheaper question
             raise ModelOutputError(
-                f"{by_whom} {_describe(losses)}; a dict of losses is needed: return dict(loss=...)."
+                f"{by_whom} {short_repr(losses)}; a dict of losses is needed: return "
+                "dict(loss=...)."
             )
         only = losses.get("loss") if len(losses) == 1 else None
         if isinstance(only, Tensor) and not only.ndim:  # what most models return, in every step
@@ -180,7 +176,7 @@ class BaseModel(nn.Module, ABC):
             parts = value if isinstance(value, (list, tuple)) else [value]
             if not parts or not all(isinstance(part, Tensor) for part in parts):
                 raise ModelOutputError(
-                    f"{by_whom} {name!r}: {_describe(value)}; a tensor with gradient, or a "
+                    f"{by_whom} {name!r}: {short_repr(value)}; a tensor with gradient, or a "
                     "non-empty list of tensors, is needed."
                 )
             summed = [part.mean() if part.ndim else part for part in parts]
@@ -195,10 +191,3 @@ class BaseModel(nn.Module, ABC):
         logged = OrderedDict(loss=loss.detach())
         logged.update((name, value.detach()) for name, value in means.items() if name != "loss")
         return loss, logged
-
-
-def _describe(value: Any) -> str:
-    """Say what a value is; what a tensor holds would fill the screen, and wait for the device."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"{short_repr(value)}, of type {type(value).__name__}"

@@ -13,26 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mm_runner._torch_private import version_of
 from mm_runner.errors import ConfigError, did_you_mean
+from mm_runner.registry import need_names
 
 _KEY = "activation_checkpointing"
 # Copies of smaller buffers are always kept: torch does not count changes by batch normalization.
 _MAX_KEPT = 1 << 16
 _compiler: Any = getattr(torch, "compiler", None)
-
-
-def checkpointing_patterns(value: Any) -> list[str]:
-    """Return the names and patterns of ``activation_checkpointing`` as a list.
-
-    Raises:
-        ConfigError: If it is neither a name nor a list of names.
-    """
-    patterns = [value] if isinstance(value, str) and value else value or []
-    is_list = isinstance(patterns, (list, tuple))
-    if not is_list or not all(isinstance(one, str) and one for one in patterns):
-        raise ConfigError(
-            f"{_KEY}: the name of a module, or a list of names, is needed, got {value!r}."
-        )
-    return list(patterns)
 
 
 def find_checkpointed(model: nn.Module, patterns: Any) -> list[nn.Module]:
@@ -48,7 +34,7 @@ def find_checkpointed(model: nn.Module, patterns: Any) -> list[nn.Module]:
         if name and getattr(module.forward, "__func__", None) is not nn.Module.forward
     }
     chosen: list[str] = []
-    for pattern in checkpointing_patterns(patterns):
+    for pattern in need_names(patterns, _KEY):
         found = [name for name in modules if name == pattern or fnmatchcase(name, pattern)]
         if not found:
             kind, hint = type(model).__name__, did_you_mean(pattern, modules)

@@ -1,7 +1,8 @@
 """Bridges: libraries whose own components work in a run.
 
 A distribution advertises a bridge as an entry point of the group ``mm.bridges``. The entry is named
-like the module that the bridge needs, and is loaded only where that module is installed.
+like the module that the bridge needs, and is loaded only where that module is installed. A bridge
+has ``begin``, ``find`` and ``adopt``, as :mod:`mm_runner.openmmlab` has them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mm_runner.errors import ComponentNotFoundError
 
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     FindLogger = Callable[[], logging.Logger | None]
-
-
-class Bridge(Protocol):
-    """What a bridge to a library provides."""
-
-    def begin(self, arguments: Mapping[str, Any], find_logger: FindLogger) -> None:
-        """Prepare the library's global objects for a Runner's arguments."""
-
-    def find(self, kind: str, name: str, scope: str | None) -> Callable[..., Any] | None:
-        """Return a component of the library ``scope``, or with ``None`` one that all may use."""
-
-    def adopt(self, kind: str, value: Any) -> Any:
-        """Return ``value`` as a component of this package; others unchanged."""
 
 
 def find_entry_points(group: str | None) -> EntryPoints | tuple[()]:
@@ -50,7 +38,7 @@ def _entries() -> list[EntryPoint]:
     return [one for one in find_entry_points("mm.bridges") if find_spec(one.name) is not None]
 
 
-def bridges() -> Iterator[tuple[str, Bridge]]:
+def bridges() -> Iterator[tuple[str, Any]]:
     """Yield the bridges whose libraries are installed, with the libraries' names.
 
     Raises:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
+from torch import Tensor
+
 from mm_runner.errors import ComponentNotFoundError, ConfigError, did_you_mean, with_place
 
 from ._scope import DefaultScope, in_default_scope
@@ -147,8 +149,7 @@ def check_cfg(
         The component and the arguments to call it with.
     """
     where = where or path_within(cfg) or registry.name
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"{where}: a dict with the key 'type' is needed, got {cfg!r}.")
+    cfg = need_mapping(cfg, where, "a dict with the key 'type'")
     arguments = {**(default_args or {}), **cfg}
     component, _ = arguments.pop("type", None), arguments.pop("_scope_", None)
     if component is None:
@@ -174,16 +175,6 @@ def check_cfg(
             _map_configs(value, check, f"{where}.{name}")
     check_arguments(component, arguments, where, is_partial=is_partial)
     return component, arguments
-
-
-def holds_configs(value: Any, registry: Registry) -> bool:
-    """Return whether ``value`` is a list of configs, as its first item tells."""
-    is_list = isinstance(value, (list, tuple)) and len(value) > 0
-    kind = value[0].get("type") if is_list and isinstance(value[0], Mapping) else None
-    try:
-        return callable(registry.get(kind) if isinstance(kind, str) else kind)
-    except Exception:  # noqa: BLE001 - importing what a sample is called may end in anything
-        return False
 
 
 def path_within(cfg: object) -> str | None:
@@ -308,9 +299,26 @@ def need_mapping(value: Any, where: str, what: str = "a dict") -> Mapping[str, A
     return value
 
 
+def need_names(value: Any, where: str) -> list[str]:
+    """Return a name, or a list of names, as a list; ``None`` is an empty one."""
+    names = [value] if isinstance(value, str) and value else value or []
+    is_list = isinstance(names, (list, tuple))
+    if not is_list or not all(isinstance(one, str) and one for one in names):
+        raise ConfigError(f"{where}: a name or a list of names is needed, got {value!r}.")
+    return list(names)
+
+
+def check_integer(where: str, value: Any, *, least: int | None = None) -> None:
+    """Raise a ConfigError unless ``value`` is an integer, of at least ``least``."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or (least is not None and value < least):
+        limit = "" if least is None else f" >= {least}"
+        raise ConfigError(f"{where}: an integer{limit} is needed, got {value!r}.")
+
+
 def short_repr(value: object) -> str:
-    """Return ``repr(value)``, shortened where it would fill the screen."""
-    text = repr(value)
+    """Return ``repr(value)``, shortened where it would fill the screen; of a tensor its shape."""
+    text = f"Tensor{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     return text if len(text) <= _LONGEST_REPR else f"{text[:_LONGEST_REPR]}..."
 
 

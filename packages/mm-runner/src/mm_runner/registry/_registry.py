@@ -234,7 +234,7 @@ class Registry:
 
     def _ask_bridges(self, name: str, scope: str | None) -> Callable[..., Any] | None:
         for _, bridge in bridges():
-            found = bridge.find(self.name, name, scope)
+            found: Callable[..., Any] | None = bridge.find(self.name, name, scope)
             if found is not None:
                 note_origin(self.name, found)
                 return found
@@ -244,14 +244,7 @@ class Registry:
         """Return the component ``name`` of this registry alone, ``None`` if it has none."""
         if name not in self._registered:
             while self._locations:
-                location = self._locations[0]
-                try:
-                    importlib.import_module(location)
-                except ImportError as error:
-                    raise ComponentNotFoundError(
-                        f"The registry of each {self.name} has the location {location!r}, which "
-                        f"cannot be imported: {error}."
-                    ) from error
+                importlib.import_module(self._locations[0])
                 del self._locations[:1]
         if name in self._registered:
             return self._registered[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 import time
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakValueDictionary
 
 from typing_extensions import override
-
-from mm_runner.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +30,7 @@ _REFRESH_INTERVAL_S = 0.1
 # Columns beside the bar: steps, time left, a loss and the speed.
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
-# rich treats any output as a terminal if one of these is set.
-_FORCE_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
+_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 
 
@@ -68,17 +64,9 @@ class RunConsole:
         return self._console
 
     def _is_terminal(self) -> bool:
-        may_be = (
-            self._console is not None
-            or getattr(sys.stdout, "isatty", bool)()
-            or any(name in os.environ for name in _FORCE_TERMINAL)
-        )
-        return may_be and self.console.is_terminal  # do not import rich for a file or pipe
-
-    @property
-    def has_bar(self) -> bool:
-        """Whether there is a progress bar at present."""
-        return self._progress is not None
+        # Do not import rich for a file or pipe.
+        may_be = self._console is not None or getattr(sys.stdout, "isatty", bool)()
+        return may_be and self.console.is_terminal
 
     def print(self, line: str, style: str | None = None) -> None:
         """Print ``line`` as it is, above the bar if there is one; ``style`` is for terminals."""
@@ -172,31 +160,29 @@ def as_clock(seconds: float) -> str:
 
 
 def open_logger(
-    name: str, console: RunConsole, log_file: Path | None, level: str | int
+    name: str, console: RunConsole, log_file: Path | None, level: str | int | None
 ) -> logging.Logger:
     """Make the logger of a run.
 
     Each run has its own, which :func:`logging.getLogger` does not know, so that two runs in one
     process do not write into each other's files, whatever they are called. Nothing is passed on to
-    the root logger's handlers.
+    the root logger's handlers. On the main process the newest run also takes what the packages that
+    mm-runner uses log.
 
     Args:
         name: Name of the run.
         console: Prints the lines, on the main process only.
         log_file: File of the lines, or ``None``.
-        level: As in :mod:`logging`.
-
-    Raises:
-        ConfigError: If ``level`` is not one.
+        level: As in :mod:`logging`; ``None`` is ``"INFO"``.
     """
-    try:
-        logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"log_level: {level!r} was given; there are DEBUG, INFO, WARNING, ERROR and CRITICAL."
-        ) from error
+    level = "INFO" if level is None else level
+    logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
     logger.propagate = False
-    logger.addHandler(_RunHandler(console, log_file))
+    handler = _RunHandler(console, log_file)
+    logger.addHandler(handler)
+    for other in map(logging.getLogger, _PACKAGES if log_file else ()):
+        other.handlers = [one for one in other.handlers if not isinstance(one, _RunHandler)]
+        other.addHandler(handler)
     _loggers["newest"] = logger
     return logger
 
@@ -209,7 +195,8 @@ def current_logger() -> logging.Logger:
 def close_logger(logger: logging.Logger) -> None:
     """Take the handlers off ``logger`` and close them."""
     for handler in list(logger.handlers):
-        logger.removeHandler(handler)
+        for one in (logger, *map(logging.getLogger, _PACKAGES)):
+            one.removeHandler(handler)
         handler.close()
 
 

@@ -10,6 +10,7 @@ from mm_runner.registry import (
     LOG_PROCESSORS,
     build_from_cfg,
     check_arguments,
+    check_integer,
     need_mapping,
     short_repr,
 )
@@ -66,8 +67,8 @@ class LogProcessor:
         num_digits: int = 4,
         log_with_hierarchy: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
-        _check_count(window_size, 1, "log_processor.window_size")
-        _check_count(num_digits, 0, "log_processor.num_digits")
+        check_integer("log_processor.window_size", window_size, least=1)
+        check_integer("log_processor.num_digits", num_digits, least=0)
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.num_digits = num_digits
@@ -120,7 +121,7 @@ def _parse_statistics(custom_cfg: Any, window_size: int) -> tuple[Statistic, ...
         where = f"{_CUSTOM}[{index}]"
         check_arguments(Statistic, need_mapping(entry, where), where, name="an entry")
         one = Statistic(**{"window_size": window_size, **entry})
-        _check_count(one.window_size, 1, f"{where}.window_size")
+        check_integer(f"{where}.window_size", one.window_size, least=1)
         is_renamed = one.name != one.data_src
         if one.name in parsed or (is_renamed and one.name in _LOGGED_BY_RUNS):
             raise ConfigError(
@@ -129,11 +130,6 @@ def _parse_statistics(custom_cfg: Any, window_size: int) -> tuple[Statistic, ...
             )
         parsed[one.name] = one
     return tuple(parsed.values())
-
-
-def _check_count(value: Any, least: int, where: str) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where}: an integer >= {least} is needed, got {value!r}.")
 
 
 def build_log_processor(value: Any) -> LogProcessor:

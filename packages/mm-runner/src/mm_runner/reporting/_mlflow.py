@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import import_extra
 
 from ._writers import named_scalars, newest_run_id
 
@@ -61,14 +61,7 @@ class MLflowWriter:
         tracking_uri: str | None = None,
         artifact_location: str | None = None,
     ) -> None:
-        try:
-            import mlflow  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError(
-                f"MLflowWriter needs mlflow, which cannot be imported ({error}). Install the "
-                "extra: pip install 'mm-runner[mlflow]'."
-            ) from error
-        self._mlflow: Any = mlflow
+        self._mlflow = import_extra("mlflow", "mlflow", "MLflowWriter")
         if save_dir is not None and tracking_uri is None:
             directory = Path(save_dir).absolute()
             directory.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import import_extra
 
 from ._writers import named_scalars
 
@@ -41,14 +41,7 @@ class WandbWriter:
         init_kwargs: Mapping[str, Any] | None = None,
         define_metric_cfg: Mapping[str, str] | list[Mapping[str, Any]] | None = None,
     ) -> None:
-        try:
-            import wandb  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError(
-                f"WandbWriter needs wandb, which cannot be imported ({error}). Install the extra: "
-                "pip install 'mm-runner[wandb]'."
-            ) from error
-        self._wandb: Any = wandb
+        self._wandb = import_extra("wandb", "wandb", "WandbWriter")
         directory = Path(log_dir if save_dir is None else save_dir)
         directory.mkdir(parents=True, exist_ok=True)
         self._arguments = {

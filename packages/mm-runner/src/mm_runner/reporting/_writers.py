@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from mm_runner.errors import ConfigError
+from mm_runner.errors import ConfigError, import_extra
+from mm_runner.registry import need_mapping
 
 _POSITION = ("mode", "epoch", "step", "axis")
 _MMENGINES_NAMES = {
@@ -113,16 +114,10 @@ class TensorBoardWriter:
     """
 
     def __init__(self, log_dir: Path, save_dir: str | Path | None = None) -> None:
-        try:
-            with warnings.catch_warnings():  # of its own dependencies, about each other
-                warnings.simplefilter("ignore")
-                from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError(
-                f"TensorBoardWriter needs tensorboard, which cannot be imported ({error}). "
-                "Install the extra: pip install 'mm-runner[tensorboard]'."
-            ) from error
-        self._events: Any = SummaryWriter(str(log_dir if save_dir is None else save_dir))
+        with warnings.catch_warnings():  # of its own dependencies, about each other
+            warnings.simplefilter("ignore")
+            board = import_extra("torch.utils.tensorboard", "tensorboard", "TensorBoardWriter")
+        self._events = board.SummaryWriter(str(log_dir if save_dir is None else save_dir))
         config = log_dir / "config.yaml"
         if config.is_file():
             self._add_config(config.read_text(encoding="utf-8"))
@@ -193,12 +188,7 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
         >>> writer_configs(None, ["TensorBoardWriter"])
         {'log_writers[0]': {'type': 'TensorBoardWriter'}}
     """
-    visualizer = {} if visualizer is None else visualizer
-    if not isinstance(visualizer, Mapping):
-        raise ConfigError(
-            f"visualizer: a dict is needed, got {type(visualizer).__name__}. Give "
-            "dict(vis_backends=[dict(type='TensorboardVisBackend')]), or log_writers."
-        )
+    visualizer = need_mapping({} if visualizer is None else visualizer, "visualizer")
     kind = visualizer.get("type")
     if isinstance(kind, str) and not kind.endswith("Visualizer"):
         raise ConfigError(
@@ -210,12 +200,13 @@ def writer_configs(visualizer: Any, log_writers: Any) -> dict[str, Any]:
     for where, given in (("visualizer.vis_backends", backends), ("log_writers", log_writers)):
         entries = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
         for index, entry in enumerate(entries):
-            cfg, place = {"type": entry} if isinstance(entry, str) else entry, f"{where}[{index}]"
+            is_kind, place = isinstance(entry, (str, type)), f"{where}[{index}]"
+            cfg = {"type": entry} if is_kind else entry
             if isinstance(cfg, Mapping):
                 kind = cfg.get("type")
                 name = str(getattr(kind, "__name__", kind)).removeprefix("mmengine.")
                 cfg = {**cfg, "type": _MMENGINES_NAMES.get(name, kind)}
-            elif isinstance(cfg, type) or not callable(getattr(cfg, "write", None)):
+            elif not callable(getattr(cfg, "write", None)):
                 raise ConfigError(
                     f"{place}: the name of a writer, a dict with 'type', or an object with "
                     f"write(record) is needed, got {cfg!r}."

@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_runner.config import Config
 from mm_runner.errors import ConfigError, did_you_mean
-from mm_runner.registry import RUNNERS, short_repr
+from mm_runner.registry import RUNNERS, need_mapping, short_repr
 from mm_runner.validation import validate_run
 
 # Keys that the Runner reads from its ``cfg`` besides its own arguments.
@@ -114,10 +114,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ConfigError: If it is no mapping, or naming the key that is wrong.
     """
-    if cfg is None:
-        return {}
-    if not isinstance(cfg, Mapping):
-        raise ConfigError(f"cfg: a dict is needed, got {cfg!r}.")
+    cfg = need_mapping({} if cfg is None else cfg, "cfg")
     known = {*CFG_KEYS, *argument_names(runner)}
     for key, value in cfg.items():
         # MMEngine's FlexibleRunner shards or offloads by these: ignoring them would change a run.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.checkpoint import plain
+from mm_runner.config._config import to_primitives
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import as_number
 from mm_runner.registry import LOG_WRITERS, build_from_cfg, need_mapping, short_repr
@@ -54,7 +54,7 @@ class RunLogs:
         run: Runner,
         work_dir: str | Path,
         experiment_name: str | None,
-        level: str | int,
+        level: str | int | None,
         config: dict[str, Any],
         writers: Mapping[str, Any],
     ) -> None:
@@ -176,8 +176,9 @@ def _close(writers: list[GuardedWriter], logger: logging.Logger) -> None:
 def plain_config(value: Any) -> Any:
     """Return ``value`` in primitives that YAML can hold; objects appear as their type's name.
 
-    Classes and torch's number types are written as a configuration can name them. Of a list of
-    more than 1000 numbers or samples, which takes minutes to write, only the length is named.
+    Classes, functions and torch's number types are written as a configuration can name them. Of a
+    list of more than 1000 numbers or samples, which takes minutes to write, only the length is
+    named.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_config(item) for key, item in value.items()}
@@ -186,11 +187,6 @@ def plain_config(value: Any) -> Any:
         is_of_configs = isinstance(first, str) or (isinstance(first, Mapping) and "type" in first)
         name = f"<{type(value).__name__} of {len(value)} samples>"
         return [plain_config(one) for one in value] if is_of_configs else name
-    value = str(value) if isinstance(value, PurePath) else value
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return plain(value)  # without a subclass's name, which YAML cannot hold
-    if isinstance(value, type):
-        return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return to_primitives(value)

@@ -18,7 +18,7 @@ from mm_runner.errors import ConfigError
 from mm_runner.hooks import CompileReportHook
 from mm_runner.model import Supervised, apply_activation_checkpointing, unwrap_model
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg
+from mm_runner.registry import MODEL_WRAPPERS, MODELS, build_from_cfg, need_mapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +61,7 @@ def build_model(model: Any) -> nn.Module:
     """Build the model from its config; a module is returned as it is."""
     if isinstance(model, nn.Module):
         return model
-    if not isinstance(model, Mapping):
-        raise ConfigError(f"model: an nn.Module or a dict with 'type' is needed, got {model!r}.")
+    need_mapping(model, "model", "an nn.Module or a dict with 'type'")
     built = build_from_cfg(model, MODELS, where="model")
     if not isinstance(built, nn.Module):
         raise ConfigError(f"model.type: an nn.Module is needed, {model['type']!r} gave {built!r}.")
@@ -88,9 +87,7 @@ def wrap_model(
     model = model.to(dist_info.device)
     if dist_info.backend is None:  # a process group may exist without any launcher
         return model
-    wrapper_cfg = wrapper_cfg or {}
-    if not isinstance(wrapper_cfg, Mapping):
-        raise ConfigError(f"model_wrapper_cfg: a dict is needed, got {wrapper_cfg!r}.")
+    wrapper_cfg = need_mapping(wrapper_cfg or {}, "model_wrapper_cfg")
     wrapper = wrapper_type(wrapper_cfg)
     defaults: dict[str, Any] = {}
     if inspect.isclass(wrapper) and issubclass(wrapper, DistributedDataParallel):

@@ -162,7 +162,6 @@ def read_own_shards(
         for name, one in model.module.named_parameters()
         if hasattr(one, "placements")
     }
-    prefix = getattr(model.module, "weights_prefix", "")
     # The moments of a parameter have its shape, and mostly its layout.
     alike = {one.shape: one for one in named.values()}
 

@@ -13,9 +13,9 @@ import torch
 from mm_dist import is_model_wrapper
 from mm_runner import __version__
 from mm_runner.hooks import CheckpointHook
-from mm_runner.model import checkpointing_patterns, unwrap_model
+from mm_runner.model import unwrap_model
 from mm_runner.optim import named_wrappers
-from mm_runner.registry import origins
+from mm_runner.registry import need_names, origins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,9 @@ def log_start(runner: Runner) -> None:
     dtypes = {str(one.dtype).removeprefix("torch.") for one in bare.parameters()}
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     launcher = f"launcher {runner.launcher}{f', backend {backend}' if backend else ''}"
-    checkpointed = checkpointing_patterns(runner.cfg.get("activation_checkpointing"))
+    checkpointed = need_names(
+        runner.cfg.get("activation_checkpointing"), "activation_checkpointing"
+    )
     lines = [
         ("devices", f"{runner.world_size} x {device.type} ({about}), {launcher}"),
         ("versions", f"{versions}, mm-runner {__version__}"),

@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from mm_runner.data import failing_sample
-from mm_runner.errors import MMRunnerError, text_of
+from mm_runner.errors import MMRunnerError
 from mm_runner.hooks import Hook
-from mm_runner.runner._logs import plain_config
 
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
@@ -60,7 +59,7 @@ class CrashBundleHook(Hook):
         try:
             message = _write(runner, exception, folder)
         except Exception as failure:  # noqa: BLE001 - the disk may be what failed first
-            message = f"The crash bundle could not be written to {folder}: {text_of(failure)}"
+            message = f"The crash bundle could not be written to {folder}: {failure}"
         runner.console.stop_progress()
         if runner.rank == 0:
             runner.logger.error(message)
@@ -72,7 +71,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error``, or its cause, says that the memory is full."""
     # torch's for all devices (since 2.5), that for CUDA, torch_npu's; Python's.
     names = {kind.__name__ for kind in type(error).__mro__}
-    is_said = isinstance(error, (RuntimeError, OSError)) and _FULL.search(text_of(error))
+    is_said = isinstance(error, (RuntimeError, OSError)) and _FULL.search(str(error))
     if is_said or names & {"OutOfMemoryError", "MemoryError"}:
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
@@ -107,7 +106,7 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
             is_validating = True
     step = f"step {runner.iter + 1}"
     return {
-        "error": {"type": type(error).__name__, "message": text_of(error)},
+        "error": {"type": type(error).__name__, "message": str(error)},
         "traceback": "".join(traceback.format_exception(type(error), error, trace)),
         "place": f"the validation after step {runner.iter}" if is_validating else step,
         "iter": runner.iter,
@@ -115,7 +114,6 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
         "seed": runner.seed,
         "batch": _describe(batch),
         "sample": failing_sample(error),
-        "lost": list(_lost(vars(runner)["recipe"].given, "")),
         "world_size": runner.world_size,
         "device": str(runner.device),
         "work_dir": str(runner.work_dir),
@@ -124,19 +122,6 @@ def _facts(runner: RunView, error: Exception) -> dict[str, Any]:
         "platform": f"Python {platform.python_version()}, {platform.platform()}",
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
     }
-
-
-def _lost(value: Any, key: str) -> Iterator[str]:
-    """Yield the keys whose values a file cannot hold: objects, and classes of the script."""
-    written = plain_config(value)
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _lost(one, str(name))
-    elif isinstance(written, list):
-        for one in value:
-            yield from _lost(one, key)
-    elif written is not value and str(written).startswith(("<", "__main__:")):
-        yield key
 
 
 def _describe(value: Any, level: int = 0) -> Any:

@@ -22,7 +22,7 @@ from mm_runner.errors import ConfigError, MMRunnerError, with_place
 from mm_runner.evaluator import build_evaluator
 from mm_runner.hooks import build_hooks
 from mm_runner.hooks._metrics import refuse_missing_metrics
-from mm_runner.model import checkpointing_patterns, find_checkpointed, uncalled_step, unwrap_model
+from mm_runner.model import find_checkpointed, uncalled_step, unwrap_model
 from mm_runner.optim import (
     build_optim_wrapper,
     build_param_schedulers,
@@ -30,7 +30,7 @@ from mm_runner.optim import (
     named_wrappers,
     scale_lr,
 )
-from mm_runner.registry import init_default_scope, prepare_libraries
+from mm_runner.registry import init_default_scope, need_names, prepare_libraries
 from mm_runner.runner import Runner
 from mm_runner.runner._checks import check_run, run_arguments, unknown_keys
 from mm_runner.runner._model import (
@@ -85,9 +85,9 @@ class _Plan:
         self.device_type = dist_cfg.get("device_type") or mm_dist.available_device_type()
         prepare_libraries(cfg, lambda: None)
         self.hooks = build_hooks(cfg.get("default_hooks"), cfg.get("custom_hooks")).hooks
-        wrapper_cfg = cfg.get("model_wrapper_cfg") or {}
-        kind = wrapper_cfg.get("type", "MMDistributedDataParallel")
-        self.wrapper_name = str(getattr(kind, "__name__", kind)) if world_size > 1 else ""
+        self.wrapper: Any = None  # in one process
+        if world_size > 1:
+            self.wrapper = wrapper_type(cfg.get("model_wrapper_cfg") or {})
         self.wrappers: dict[str, Any] = {}
 
     def lines(self) -> _Lines:
@@ -97,7 +97,7 @@ class _Plan:
             if cfg.get(where) is not None:
                 reported[where] = build_evaluator(cfg[where], where=where).reported_names()
         self.model = model = as_trainable(self._build_model(), cfg.get("loss"), self.notes.append)
-        patterns = checkpointing_patterns(cfg.get("activation_checkpointing"))
+        patterns = need_names(cfg.get("activation_checkpointing"), "activation_checkpointing")
         find_checkpointed(unwrap_model(model), patterns)  # raises where a name matches nothing
         parameters, buffers = list(model.parameters()), list(model.buffers())
         trained = _count(one for one in parameters if one.requires_grad)
@@ -107,8 +107,7 @@ class _Plan:
         yield "model", f"{type(model).__name__}: {text}"
         if cfg.get("optim_wrapper") is not None:
             if self.world_size > 1:
-                wrapper_cfg = cfg.get("model_wrapper_cfg") or {}
-                kind = type(model) if is_wrapped(model) else wrapper_type(wrapper_cfg)
+                kind = type(model) if is_wrapped(model) else self.wrapper
                 warning = uncalled_step(unwrap_model(model), kind)
                 self.notes += [warning] if warning is not None else []
             wrapper = build_optim_wrapper(model, _for_meta(cfg["optim_wrapper"], self.device_type))
@@ -128,9 +127,10 @@ class _Plan:
         yield "compile", _compilation(cfg.get("compile"), self.device_type)
         if patterns:
             yield "checkpointed", ", ".join(patterns)
-        yield "wrapper", self.wrapper_name or "none (one process)"
+        wrapper_name = getattr(self.wrapper, "__name__", "none (one process)")
+        yield "wrapper", wrapper_name
         yield "hooks", ", ".join(type(hook).__name__ for hook in self.hooks)
-        if "FullySharded" in self.wrapper_name:
+        if "FullySharded" in wrapper_name:
             shard = f"Each process keeps about 1/{self.world_size} of the memory listed."
             self.notes.append(shard)
         is_read = cfg.reads if isinstance(cfg, Config) else lambda _: False

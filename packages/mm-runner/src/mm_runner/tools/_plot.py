@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_runner.errors import ConfigError, MMRunnerError, WorkDirError, did_you_mean
+from mm_runner.errors import ConfigError, WorkDirError, did_you_mean, import_extra
 
 # Keys of a record that are no quantity, and quantities drawn only if they are asked for.
 _POSITION = ("mode", "epoch", "step")
@@ -36,8 +36,8 @@ def plot_runs(
         The file written.
 
     Raises:
-        ConfigError: If there is nothing to draw, a key names nothing, or the suffix is another.
-        MMRunnerError: If matplotlib is not installed.
+        ConfigError: If there is nothing to draw, a key names nothing, the suffix is another, or
+            matplotlib is not installed.
         WorkDirError: If nothing can be written there.
     """
     curves = [_curves_of(one) for one in work_dirs]
@@ -85,15 +85,9 @@ def plot_rates(points: Sequence[Any], suggestion: float | None, picture: str | P
 def _new_figure(picture: str | Path, height_in: float) -> Any:
     if Path(picture).suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"{picture} was asked for; a picture ends in .png or .svg.")
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MMRunnerError(
-            "Drawing curves needs matplotlib, which is not installed: "
-            "pip install 'mm-runner[plot]'."
-        ) from error
     # A Figure of its own, not pyplot: that would choose a window system for the whole process.
-    return Figure(figsize=(6.4, height_in), layout="constrained")
+    matplotlib = import_extra("matplotlib.figure", "plot", "Drawing curves")
+    return matplotlib.Figure(figsize=(6.4, height_in), layout="constrained")
 
 
 def _save(figure: Any, picture: str | Path) -> Path:

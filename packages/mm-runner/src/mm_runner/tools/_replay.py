@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import reprlib
+import re
 import stat
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from mm_runner.checkpoint import check_resumable, find_latest_checkpoint, load_checkpoint_file
 from mm_runner.config import Config
-from mm_runner.errors import CheckpointError, ConfigError, text_of
+from mm_runner.errors import CheckpointError, ConfigError
 from mm_runner.hooks import Hook
 
 from ._crash import CONFIG_FILE
@@ -23,18 +23,13 @@ from ._trial import EndOfTrialError, train_with
 if TYPE_CHECKING:
     from mm_runner.run_view import RunView
 
-# Keys of a bundle that a replay reads, and their types.
-_FACTS: dict[str, type] = {
-    "command": list,
-    "error": dict,
-    "iter": int,
-    "lost": list,
-    "place": str,
-    "python_path": list,
-    "seed": int,
-    "work_dir": str,
-    "world_size": int,
-}
+# Keys of a bundle that a replay reads.
+_FACTS = (
+    *("command", "error", "iter", "place"),
+    *("python_path", "seed", "work_dir", "world_size"),
+)
+# What a configuration has in the place of objects, and of classes and functions of a script.
+_LOST = re.compile(r"<\w+(\.\w+)+>|<\w+ of \d+ samples>|__main__:\w+")
 
 
 class _EndAfter(Hook):
@@ -74,10 +69,11 @@ def replay_crash(folder: str | Path, *, launcher: str | None = None, trust: bool
     """
     bundle = Path(folder)
     facts = _read(bundle, trust=trust)
-    if facts["lost"]:
+    lost = _LOST.search((bundle / CONFIG_FILE).read_text(encoding="utf-8"))
+    if lost is not None:
         raise ConfigError(
-            f"{facts['lost'][0]} was an object that no file can hold, so the configuration alone "
-            "does not start this run again. Start the program again: "
+            f"{bundle / CONFIG_FILE}: {lost[0]} was an object that no file can hold, so the "
+            "configuration alone does not start this run again. Start the program again: "
             f"{' '.join(facts['command'])}"
         )
     for entry in reversed(facts["python_path"]):
@@ -117,15 +113,9 @@ def _read(bundle: Path, *, trust: bool) -> dict[str, Any]:
         )
     try:
         facts = json.loads(files[0].read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{files[0]} is damaged: {text_of(error)}") from error
-    for key, kind in _FACTS.items():
-        value = facts.get(key) if isinstance(facts, dict) else None
-        if not isinstance(value, kind):
-            raise ConfigError(
-                f"{files[0]} is not of a crash bundle: {key} is {reprlib.repr(value)}."
-            )
-    return dict(facts)
+        return {key: facts[key] for key in _FACTS}
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{files[0]} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _is_own(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,11 +32,6 @@ from mm_runner.registry import (
 )
 
 _OF_CONSTRUCTORS = ("constructor", "paramwise_cfg")
-# Infinity may be meant elsewhere, such as no limit of a norm.
-_FINITE = (
-    *("lr", "momentum", "weight_decay", "dampening", "eps", "gamma", "factor", "power"),
-    *("eta_min", "eta_min_ratio", "eta_max", "max_lr", "base_lr"),
-)
 # Longer than any run: the real length is known once there is data.
 _ENDLESS = 10**9
 
@@ -88,7 +82,6 @@ def _check_one(plain: dict[str, Any], where: str, device_type: str | None) -> No
     """Check an optimizer and its wrapper, and build them for a tiny model."""
     place, model = f"{where}.optimizer", nn.Linear(2, 2, bias=False)
     optimizer = check_component(plain["optimizer"], OPTIMIZERS, place, given=("params",))
-    _check_numbers(plain["optimizer"], place)
     if not optimizer.__module__.startswith("torch.optim"):  # it may look for its device, or log
         plain["optimizer"] = SGD(model.parameters(), lr=0.1)
     wrapper = check_component(plain, OPTIM_WRAPPERS, where, default="OptimWrapper")
@@ -115,7 +108,6 @@ def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
     if isinstance(cfg, ParamScheduler):
         return
     need_mapping(cfg, where, "a dict with the key 'type'")
-    _check_numbers(cfg, where)
     # An argument may be a list with a value for each parameter group.
     lengths = [len(value) for value in cfg.values() if isinstance(value, (list, tuple))]
     optimizer = SGD([{"params": [nn.Parameter()]} for _ in range(max([1, *lengths]))], lr=0.1)
@@ -125,21 +117,6 @@ def _check_schedule(cfg: Any, where: str, num_epochs: Any) -> None:
     length = {"num_epochs": num_epochs if is_number else _ENDLESS, "num_iters": _ENDLESS}
     if not is_users_class(schedule_class(cfg, where)):  # it may need the optimizer of the run
         _try_to_build(build_param_scheduler, optimizer, cfg, **length, where=where)
-
-
-def _check_numbers(cfg: Mapping[str, Any], where: str) -> None:
-    """Refuse numbers that torch accepts and no training survives."""
-    for key, value in cfg.items():
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            is_float = isinstance(one, float)
-            if is_float and (math.isnan(one) or (math.isinf(one) and key in _FINITE)):
-                raise ConfigError(f"{where}.{key}: a finite number is needed, got {value!r}.")
-    momentum = cfg.get("momentum")
-    if isinstance(momentum, (int, float)) and momentum >= 1:
-        raise ConfigError(
-            f"{where}.momentum: a number below 1 is needed, got {momentum!r}; from 1 on, old "
-            "gradients never fade."
-        )
 
 
 def _try_to_build(build: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,6 @@ import mm_dist
 from mm_runner.data import check_dataset
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import Evaluator, evaluator_type, is_torch_metric
-from mm_runner.model import checkpointing_patterns
 from mm_runner.registry import (
     DATA_SAMPLERS,
     DATASETS,
@@ -28,9 +27,11 @@ from mm_runner.registry import (
     MODELS,
     check_arguments,
     check_cfg,
+    check_integer,
     check_section,
     check_type,
     need_mapping,
+    need_names,
 )
 from mm_runner.reporting import build_log_processor, writer_configs
 
@@ -93,7 +94,7 @@ def validate_run(
             check_component(writer, LOG_WRITERS, place, given=("log_dir",))
     if cfg.get("model_wrapper_cfg") is not None:
         _check_model_wrapper(cfg["model_wrapper_cfg"], "model_wrapper_cfg")
-    checkpointing_patterns(cfg.get("activation_checkpointing"))
+    need_names(cfg.get("activation_checkpointing"), "activation_checkpointing")
     settings = {name: cfg[name] for name in _SETTINGS if name in cfg}
     check_section(settings, "", _SETTINGS)
     compiled = cfg.get("compile")
@@ -220,9 +221,8 @@ def check_auto_scale(cfg: Any, where: str) -> None:
 def _check_positive(
     cfg: Mapping[str, Any], name: str, where: str, *, is_needed: bool = False
 ) -> None:
-    value = cfg.get(name)
-    if (value is not None or is_needed) and not (type(value) is int and value > 0):
-        raise ConfigError(f"{where}.{name}: a positive integer is needed, got {value!r}.")
+    if cfg.get(name) is not None or is_needed:
+        check_integer(f"{where}.{name}", cfg.get(name), least=1)
 
 
 def check_environment(env: Any, where: str) -> None:

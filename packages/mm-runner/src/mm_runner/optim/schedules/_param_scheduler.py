@@ -269,8 +269,6 @@ class FamilySchedule(ParamScheduler, ABC):
     def build_iter_from_epoch(
         cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
     ) -> Any:
-        if cls.in_epochs and args and isinstance(args[-1], (int, list, tuple)):
-            raise ConfigError(f"build_iter_from_epoch: give {cls.in_epochs[0]} by name.")
         kwargs = cls.in_iters(kwargs, epoch_length or 1)
         return super().build_iter_from_epoch(*args, epoch_length=epoch_length, **kwargs)
 
