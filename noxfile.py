@@ -260,7 +260,7 @@ def npu(session: nox.Session, torch: str) -> None:
 @nox.session
 def faults(session: nox.Session) -> None:
     """Break ranks, hosts, links, disks and data; ``-- -m cut``: some of it, ``-- --long``: more."""
-    install_wheels(session, DEFAULT_TORCH, "pytest>=8")
+    install_wheels(session, DEFAULT_TORCH, "pytest>=8", "safetensors>=0.4.3")
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "faults", *session.posargs)
 
