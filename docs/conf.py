@@ -30,6 +30,8 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 suppress_warnings = ["ref.python"]  # several packages have a ConfigError
 napoleon_use_ivar = True
 html_theme = "furo"
+# With enough contrast for readers with low vision.
+pygments_style, pygments_dark_style = "xcode", "monokai"
 html_title = "mm"
 templates_path = ["templates"]
 html_context = {"folder": FOLDER, "other": OTHER, "other_name": OTHER_NAME}
@@ -51,6 +53,15 @@ def link_to_own_language(_app: object, name: str, source: list[str]) -> None:
         source[0] = re.sub(r"docs/en/(\w+\.md)(#[\w-]+)?", rf"docs/{FOLDER}/\1", source[0])
 
 
+def complete_roles(_app: object, _page: str, _template: str, context: dict, _tree: object) -> None:
+    """Give captions a level, and what scrolls the focus, for screen readers and the keyboard."""
+    for key in ("body", "furo_navigation_tree"):
+        text = context.get(key, "").replace('role="heading">', 'role="heading" aria-level="2">')
+        text = text.replace("<pre>", '<pre tabindex="0">')
+        context[key] = text.replace('class="table-wrapper', 'tabindex="0" class="table-wrapper')
+
+
 def setup(app: Any) -> None:
-    """Register the function above; Sphinx calls this."""
+    """Register the functions above; Sphinx calls this."""
     app.connect("source-read", link_to_own_language)
+    app.connect("html-page-context", complete_roles, priority=900)  # after the theme
