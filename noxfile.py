@@ -232,14 +232,19 @@ def matrix(session: nox.Session) -> None:
     """Test all packages on all versions of torch, or on ``-- VERSION``; write it into the docs."""
     reports = ROOT / ".nox" / "matrix"
     shutil.rmtree(reports, ignore_errors=True)
-    for torch in session.posargs or TORCH:
+    versions = session.posargs or list(TORCH)
+    if unknown := set(versions) - set(TORCH):
+        session.error(f"There is no {', '.join(unknown)} in the matrix: {', '.join(TORCH)}.")
+    for torch in versions:
         python = TORCH[torch].python or f"{sys.version_info[0]}.{sys.version_info[1]}"
         for of in [*PACKAGES, "together"]:
             cell = f"together(torch-{torch})" if of == "together" else f"tests({of}, torch-{torch})"
             report = f"--junitxml={reports / f'{of}_{torch}_{python}.xml'}"
             command = ("-m", "nox", "-f", __file__, "-s", cell, "--", report)
             session.run(sys.executable, *command, success_codes=[0, 1])  # the table has what failed
-    session.run(sys.executable, str(ROOT / "integration_tests" / "matrix_page.py"), str(reports))
+    session.run(
+        sys.executable, str(ROOT / "integration_tests" / "matrix_page.py"), str(reports), *versions
+    )
 
 
 @nox.session

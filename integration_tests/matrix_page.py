@@ -1,8 +1,8 @@
 """Write the tables of ``docs/*/matrix.md`` from test reports and the packages' metadata.
 
-Usage: ``matrix_page.py REPORTS``, a folder with a JUnit file for each cell of the matrix that has
-run, such as ``mm-amp_1.13.1_3.10.xml``. ``docs/matrix.json`` keeps the results, those of earlier
-runs too.
+Usage: ``matrix_page.py REPORTS VERSION ...``: a folder with a JUnit file for each cell that ran,
+such as ``mm-amp_1.13.1_3.10.xml``, and the versions of torch that were asked for.
+``docs/matrix.json`` keeps the results, those of other versions too.
 """
 
 import json
@@ -86,12 +86,16 @@ def write_table(page, name, head, rows):
     lines = [head, ["---"] * len(head), *rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-    return re.sub(f"(?s)(?<={begin}).*?(?={end})", lambda _: f"\n{table}\n", page)
+    return re.sub(f"(?s)(?<={begin}).*?(?={end})", lambda _: f"\n{table}\n", page, count=1)
 
 
 def main():
     file = DOCS / "matrix.json"
-    cells = {tuple(x[key] for key in ("of", "torch")): x for x in json.loads(file.read_text())}
+    cells = {
+        (x["of"], x["torch"]): x
+        for x in json.loads(file.read_text())
+        if x["torch"] not in sys.argv[2:]
+    }
     for report in map(read_report, Path(sys.argv[1]).glob("*.xml")):
         cells[report["of"], report["torch"]] = report
     results = sorted(cells.values(), key=lambda x: [int(n) for n in x["torch"].split(".")])

@@ -3,8 +3,8 @@
 ==================================================  =============================================
 Name                                                Without it
 ==================================================  =============================================
-``torch.serialization._legacy_load``,               ``mm-runner convert`` refuses the file in one
-``_open_zipfile_reader``, ``_load``                 line (torch 1.13: also a file with a float)
+``torch.serialization._open_zipfile_reader``,       No checkpoint is read, as one line says
+``_load``; ``_legacy_load`` for old files
 ``_MultiProcessingDataLoaderIter``'s                Workers end when Python collects the loader,
 ``_shutdown_workers``, ``DataLoader._iterator``     or at the end of the process
 ``Tensor._version``                                 No change in place is noticed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_READERS = ("_legacy_load", "_open_zipfile_reader", "_load")
+_READERS, _LEGACY_READERS = ("_open_zipfile_reader", "_load"), ("_legacy_load",)
 
 
 def read_with(
@@ -46,20 +46,23 @@ def read_with(
     Raises:
         CheckpointError: If this version of torch lacks the functions.
     """
-    found: list[Any] = [getattr(torch.serialization, name, None) for name in _READERS]
+    names = _READERS if is_archive else _LEGACY_READERS
+    found: list[Any] = [getattr(torch.serialization, name, None) for name in names]
     if None in found:
         raise CheckpointError(
-            f"{path} cannot be read: torch {torch.__version__} lacks {', '.join(_READERS)}, by "
-            "which a file of another program is read. Convert it with another version of torch."
+            f"{path} cannot be read: torch {torch.__version__} lacks {', '.join(names)}, by which "
+            "checkpoints are read without running code. Use another version of torch."
         )
-    load_legacy, open_archive, load = found
-    module, options = _PickleModule(unpickler), {"encoding": "utf-8"}
-    if is_mapped and is_archive and "mmap" in inspect.signature(torch.load).parameters:
-        given: Any = {"pickle_module": module, "weights_only": False, "mmap": True}
-        return torch.load(path, "cpu", **given)
+    module, options = _PickleModule(unpickler), dict[str, Any](encoding="utf-8")
     if not is_archive:
         with io.BufferedReader(_Stream(path)) as stream:
-            return load_legacy(stream, "cpu", module, **options)
+            return found[0](stream, "cpu", module, **options)
+    open_archive, load = found
+    if is_mapped and "overall_storage" in inspect.signature(load).parameters:
+        size = path.stat().st_size
+        options["overall_storage"] = torch.UntypedStorage.from_file(
+            str(path), shared=False, nbytes=size
+        )
     with path.open("rb") as file, open_archive(file) as archive:
         return load(archive, "cpu", module, **options)
 

@@ -246,12 +246,8 @@ def plain(
     Raises:
         CheckpointError: If something is neither a tensor nor a primitive, naming its path.
     """
-    if hasattr(value, "full_tensor"):
-        raise CheckpointError(
-            f"{path} is sharded over processes, and this one holds a part of it; save what the "
-            "wrapper's full_state_dict() returns."
-        )
     if isinstance(value, Tensor):
+        _check_dense(value, path)
         return value.detach().cpu() if to_host is None else to_host(value.detach(), path)
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -282,6 +278,18 @@ def plain(
         "holds tensors, numbers, text, lists and dicts only, so that it loads without running "
         "code. Convert it in before_save_checkpoint."
     )
+
+
+def _check_dense(value: Tensor, path: str) -> None:
+    if hasattr(value, "full_tensor"):
+        raise CheckpointError(
+            f"{path} is sharded over processes, and this one holds a part of it; save what the "
+            "wrapper's full_state_dict() returns."
+        )
+    if value.layout is not torch.strided or value.is_quantized:
+        raise CheckpointError(
+            f"{path} is sparse, nested or quantised; convert it before it is saved."
+        )
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

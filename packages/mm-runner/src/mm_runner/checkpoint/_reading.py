@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import warnings
 import zipfile
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from typing_extensions import override
 
 from mm_runner._torch_private import read_with
@@ -34,12 +34,14 @@ _IS_DIRECTORY = 0x10
 # The end of an archive's directory, with the locator before it that large archives have.
 _END = 20 + 22
 _IN_LOCATOR = 0xFFFFFFFF
-_REFUSED = re.compile(r"it names ([\w.]*\w)")
+_REFUSED = "it "  # how the unpicklers below begin
 _OF_TENSORS = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.storage", "UntypedStorage"),
     ("torch._utils", "_rebuild_parameter"),
-    ("torch._utils", "_rebuild_tensor_v2"),
+    *(("torch._utils", f"_rebuild_tensor{version}") for version in ("", "_v2", "_v3")),
 }
 # Not in typeshed's type information.
 _Unpickler: Any = pickle._Unpickler  # noqa: SLF001 - C's lets no opcode be overridden
@@ -132,15 +134,15 @@ def read_file(
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
-        refused = _REFUSED.search(str(error))
+        refused = str(error).startswith(_REFUSED)
         if not (is_archive or refused):
             raise damaged(path, error) from error
-        convert = f" If MMEngine wrote it, run 'mm-runner convert {path} <new file>'."
+        convert = f" 'mm-runner convert {path} <new file>' may take it."
         raise CheckpointError(
             f"{path} holds something besides tensors and primitives"
-            f"{f': it names {refused[1]}' if refused else ''}. It is refused, and nothing in it "
-            f"was executed.{convert if unpickler is None else ''} A program that trusts it can "
-            "save its state_dict again with torch.save."
+            f"{f': {error}' if refused else ''}. It is refused, and nothing in it was executed."
+            f"{convert if unpickler is None else ''} A program that trusts it can save its "
+            "state_dict again with torch.save."
         ) from error
     except Exception as error:  # damaged bytes make torch's loader fail in any way
         raise damaged(path, error) from error
@@ -229,14 +231,15 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
 
     def refuse(self) -> None:
         """Refuse an opcode that torch.save does not write."""
-        raise pickle.UnpicklingError("it has an opcode that torch.save does not write")
+        raise pickle.UnpicklingError("an opcode that torch.save does not write")
 
     dispatch[pickle.BUILD[0]] = load_build
     dispatch[pickle.BINPERSID[0]] = load_persistent
     dispatch[pickle.REDUCE[0]] = load_reduce
-    # The three of extensions name a function or class without find_class; the last takes memory.
-    _others = pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4 + pickle.BYTEARRAY8
-    dispatch.update(dict.fromkeys(_others, refuse))
+    # Those of extensions name a function or class without find_class, INST and OBJ call one, and
+    # the last takes memory.
+    _others = pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4 + pickle.INST + pickle.OBJ
+    dispatch.update(dict.fromkeys(_others + pickle.BYTEARRAY8, refuse))
 
 
 class TensorUnpickler(RestrictedUnpickler):
@@ -244,6 +247,7 @@ class TensorUnpickler(RestrictedUnpickler):
 
     @override
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _OF_TENSORS:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and (module, name) not in _OF_TENSORS:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)

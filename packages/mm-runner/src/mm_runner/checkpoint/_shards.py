@@ -115,7 +115,10 @@ class ShardWriter:
         rest = {name: _split(item, name, tensors) for name, item in checkpoint.items()}
         # A new one: a checkpoint of the same name, with its folder, stays whole meanwhile.
         folder = path.with_name(f"{path.name}{_INFIX}{run_on_main(lambda: uuid.uuid4().hex[:12])}")
-        rest = plain({**rest, SHARDS: folder.name}) if mm_dist.is_main_process() else {}
+        # Written by the thread, after later steps have changed what is not copied.
+        copy_all = None if writer is None else lambda one, _: one.cpu().clone()
+        rest = {**rest, SHARDS: folder.name} if mm_dist.is_main_process() else {}
+        rest = plain(rest, to_host=copy_all)
         self._group = self._group or dist.new_group(backend="gloo")
         save = partial(
             state_dict_saver.save,

@@ -177,8 +177,6 @@ class BackgroundWriter:
         copies: dict[tuple[Any, ...], Tensor] = {}
 
         def copy(value: Tensor, path: str) -> Tensor:
-            if value.layout is not torch.strided or value.is_quantized:
-                return value.cpu().clone()
             # Tied weights are one tensor under two names; in the file they stay one.
             place = getattr(value, "_local_tensor", value).data_ptr()
             key = (place, value.device, value.dtype, value.shape, value.stride())

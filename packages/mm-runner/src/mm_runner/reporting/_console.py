@@ -167,7 +167,7 @@ def open_logger(
     Each run has its own, which :func:`logging.getLogger` does not know, so that two runs in one
     process do not write into each other's files, whatever they are called. Nothing is passed on to
     the root logger's handlers. On the main process the newest run also takes what the packages that
-    mm-runner uses log.
+    mm-runner uses log; their own loggers still propagate.
 
     Args:
         name: Name of the run.
@@ -179,6 +179,7 @@ def open_logger(
     logger = logging.Logger(f"mm_runner.run.{name}", level)  # noqa: LOG001 - see above
     logger.propagate = False
     handler = _RunHandler(console, log_file)
+    handler.setLevel(level)
     logger.addHandler(handler)
     for other in map(logging.getLogger, _PACKAGES if log_file else ()):
         other.handlers = [one for one in other.handlers if not isinstance(one, _RunHandler)]
