@@ -4,7 +4,10 @@ import errno
 import os
 import pickle
 import re
+import time
 import uuid
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -189,7 +192,14 @@ def _names(work_dir):
     return sorted(re.sub("shards-.*", "shards", path.name) for path in work_dir.glob("epoch_*"))
 
 
+def _save_late(save, *arguments, **options):
+    time.sleep(0.5)  # training goes on meanwhile
+    return save(*arguments, **options)
+
+
 def _two_ranks(rank, tmp_path):
+    from torch.distributed.checkpoint import state_dict_saver  # noqa: PLC0415 - slow
+
     _make(tmp_path / "whole").train()
     asynchronous = {"async_save": True, "max_keep_ckpts": 1, "save_best": "accuracy"}
     with pytest.raises(Killed):
@@ -199,7 +209,8 @@ def _two_ranks(rank, tmp_path):
     assert all(0 < own < whole for own, whole in loaded.seen.values())
     # Two checkpoints without a stop between them: the second one's copy has the first one's memory.
     copies = {**SHARDED, "device_mesh": (2, 1)}
-    _make(tmp_path / "copies", checkpoint={"async_save": True}, wrapper=copies).train()
+    with patch.object(state_dict_saver, "save", partial(_save_late, state_dict_saver.save)):
+        _make(tmp_path / "copies", checkpoint={"async_save": True}, wrapper=copies).train()
     for in_background in (False, True):
         work_dir = tmp_path / f"full-{in_background}"
         options = {"async_save": in_background, "max_keep_ckpts": 1}
@@ -227,9 +238,9 @@ def test_each_rank_writes_its_shards_and_the_checkpoint_is_the_same(run_ranks, t
     assert set(alone["state_dict"].values()) == {None}
     best = torch.load(work_dir / "best_accuracy.pth", weights_only=True)
     assert best["state_dict"]["first.weight"].shape == (5, 4)
-    expected = load_checkpoint_file(tmp_path / "whole" / "epoch_2.pth")
-    for name in ("shards", "copies"):
-        found = load_checkpoint_file(tmp_path / name / "epoch_2.pth")
+    for name, epoch in (("shards", 2), ("copies", 1), ("copies", 2)):
+        expected = load_checkpoint_file(tmp_path / "whole" / f"epoch_{epoch}.pth")
+        found = load_checkpoint_file(tmp_path / name / f"epoch_{epoch}.pth")
         for key in ("state_dict", "ema_state_dict"):
             assert list(found[key]) == list(expected[key])
             assert_equal(found[key], expected[key])
