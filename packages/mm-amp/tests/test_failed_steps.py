@@ -32,6 +32,7 @@ def _float16(model, clip_grad=None, *, fused=False):
     )
 
 
+@needs_cpu_float16
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("clip_grad", [None, {"max_norm": 0.1}], ids=["unclipped", "clipped"])
 def test_failed_step_can_be_tried_again(model, batches, clip_grad, fused):
