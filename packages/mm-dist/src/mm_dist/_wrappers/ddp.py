@@ -50,7 +50,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
         TorchVersionError: If ``comm_hook`` is ``"bf16"`` before torch 2.4.
 
     Example:
-        >>> wrapper = MMDistributedDataParallel(nn.Linear(2, 1), comm_hook="bf16")
+        >>> wrapper = MMDistributedDataParallel(nn.Linear(2, 1), comm_hook="fp16")
     """
 
     val_step, test_step = _steps.val_step, _steps.test_step
