@@ -217,7 +217,7 @@ def together_minimum(session: nox.Session) -> None:
         for package in PACKAGES
         for name, version in re.findall(r"([\w-]+)>=([\d.]+)", " ".join(requirements_of(package)))
     }
-    # A lower sibling than that of the sources has been published.
+    # A sibling older than the sources comes from the package index.
     here = [
         x for x in PACKAGES if f"{version_of(x)}.".startswith(f"{lowest.get(x, version_of(x))}.")
     ]

@@ -46,7 +46,7 @@ def time_start(system, num_processes, folder):
         command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )
     ends = [float(path.read_text()) for path in folder.glob("end_*")]
-    if len(ends) != num_processes:  # what ends badly after its first step, as some do, counts
+    if len(ends) != num_processes:  # a crash at exit comes after the first step
         raise RuntimeError(f"{system} failed on {num_processes} processes:\n{done.stderr}")
     return max(ends) - begin
 

@@ -193,7 +193,7 @@ def _names(work_dir):
 
 
 def _save_late(save, *arguments, **options):
-    time.sleep(0.5)  # training goes on meanwhile
+    time.sleep(0.5)  # long enough for training to take further steps
     return save(*arguments, **options)
 
 

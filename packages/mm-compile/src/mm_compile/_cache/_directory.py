@@ -54,7 +54,7 @@ def refusal_of(directory: Path, folder: Path) -> str | None:
 
 
 def _find_trusted(directory: Path, folder: Path) -> Iterator[Path]:
-    """Yield what has to be trusted: all that others can reach."""
+    """Yield the paths whose owner and permissions are checked."""
     yield directory
     if folder.exists():
         yield folder

@@ -140,7 +140,9 @@ def _check_members(file: Path, archive: zipfile.ZipFile) -> None:
                 "nothing was unpacked."
             )
         if each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise CacheFileError(f"{file} is packed as pack_cache does not; nothing was unpacked.")
+            raise CacheFileError(
+                f"{file} is not compressed as by pack_cache; nothing was unpacked."
+            )
     damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(f"checksum of {damaged}")

@@ -91,7 +91,7 @@ def _wait_for(
         if time.monotonic() >= end:
             return False
         time.sleep(pause_s)
-        # Of two ranks each asks at once; thousands may wait for one that is late.
+        # A few ranks may poll often; thousands would overload the store.
         pause_s = min(1.5 * pause_s, num_ranks * _PAUSE_S, 0.5)
     return True
 

@@ -58,7 +58,7 @@ def is_kept_by_launcher() -> bool:
 
 def store_prefix(number: int) -> str:
     """Return the prefix of the keys about group ``number`` that are not in torch's prefix store."""
-    # The launcher's store outlives a failed attempt, and keeps what that has left there.
+    # The launcher's store outlives a failed attempt, and so do the keys of that attempt.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_kept_by_launcher() else None
     return f"mm_dist/{number}" if attempt is None else f"mm_dist/{number}/attempt/{attempt}"
 

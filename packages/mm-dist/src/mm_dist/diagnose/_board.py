@@ -16,7 +16,7 @@ from mm_dist.diagnose._sample import Sample
 # torch's store looks up the name of whoever connects, and answers nobody meanwhile: a resolver that
 # loses a message takes 5 s or 10 s.
 _CONNECT_S, _PAUSE_S = 12.0, 0.05
-LEFT = -1  # how often a rank has published that has left the group
+LEFT = -1  # published in place of the count by a rank that left the group
 
 
 class Board:

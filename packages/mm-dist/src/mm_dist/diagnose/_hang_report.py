@@ -105,7 +105,7 @@ class HangReport:
             self._store.set(f"{self._prefix}/{self._rank}/times", str(LEFT))
 
     def end_thread(self) -> None:
-        """End the thread: at the end of the interpreter none may be left that needs it."""
+        """End the thread, which must not outlive the interpreter."""
         self._is_stopping = True
         self._wake_up.set()
         # A thread blocked on an unresponsive store would never return.

@@ -34,7 +34,7 @@ _IS_DIRECTORY = 0x10
 # The end of an archive's directory, with the locator before it that large archives have.
 _END = 20 + 22
 _IN_LOCATOR = 0xFFFFFFFF
-_REFUSED = "it "  # how the unpicklers below begin
+_REFUSED = "it "  # how the refusals of unpicklers begin
 _OF_TENSORS = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),
@@ -137,7 +137,7 @@ def read_file(
         refused = str(error).startswith(_REFUSED)
         if not (is_archive or refused):
             raise damaged(path, error) from error
-        convert = f" 'mm-runner convert {path} <new file>' may take it."
+        convert = f" Try 'mm-runner convert {path} <new file>'."
         raise CheckpointError(
             f"{path} holds something besides tensors and primitives"
             f"{f': {error}' if refused else ''}. It is refused, and nothing in it was executed."
@@ -216,7 +216,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
             vars(target).update(state)
 
     def load_reduce(self) -> None:
-        """Call an allowed function; torch.save fills dicts later, and no call can repeat them."""
+        """Call an allowed function; torch.save never gives OrderedDict arguments."""
         if self.stack[-1] and self.stack[-2] is OrderedDict:
             raise pickle.UnpicklingError("it calls OrderedDict with arguments")
         super().load_reduce()
@@ -236,8 +236,8 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
     dispatch[pickle.BUILD[0]] = load_build
     dispatch[pickle.BINPERSID[0]] = load_persistent
     dispatch[pickle.REDUCE[0]] = load_reduce
-    # Those of extensions name a function or class without find_class, INST and OBJ call one, and
-    # the last takes memory.
+    # Extension codes bypass find_class, INST and OBJ bypass load_reduce, and BYTEARRAY8 allocates
+    # the size it declares.
     _others = pickle.PERSID + pickle.EXT1 + pickle.EXT2 + pickle.EXT4 + pickle.INST + pickle.OBJ
     dispatch.update(dict.fromkeys(_others + pickle.BYTEARRAY8, refuse))
 

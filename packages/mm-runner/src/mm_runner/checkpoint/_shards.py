@@ -115,7 +115,7 @@ class ShardWriter:
         rest = {name: _split(item, name, tensors) for name, item in checkpoint.items()}
         # A new one: a checkpoint of the same name, with its folder, stays whole meanwhile.
         folder = path.with_name(f"{path.name}{_INFIX}{run_on_main(lambda: uuid.uuid4().hex[:12])}")
-        # Written by the thread, after later steps have changed what is not copied.
+        # The thread writes it while training changes the originals.
         copy_all = None if writer is None else lambda one, _: one.cpu().clone()
         rest = {**rest, SHARDS: folder.name} if mm_dist.is_main_process() else {}
         rest = plain(rest, to_host=copy_all)
@@ -137,7 +137,7 @@ class ShardWriter:
                 if rest:
                     write_file(rest)
 
-        # Not by torch's async_save, which allocates memory for each copy: longer than copying.
+        # torch's async_save allocates new memory for each copy, which takes longer than copying.
         writer.submit(tensors, write, _copied)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ def _open(folder: Path) -> tuple[Any, Any]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - slow
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata  # noqa: PLC0415
 
-    if not (folder / ".metadata").is_file():  # a pipe or a device would be read without an end
+    if not (folder / ".metadata").is_file():  # reading a pipe or a device might never end
         raise CheckpointError(f"{folder} has no file .metadata.")
     metadata = _MetadataUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
     for key, entry in metadata.state_dict_metadata.items():

@@ -143,8 +143,13 @@ class BackgroundWriter:
     ) -> None:
         """Copy ``checkpoint``, and return while a thread calls ``write`` with the copy.
 
-        The one before is waited for: memory is kept for a single copy. ``copied`` copies by a
-        function that takes a tensor and its path.
+        This waits for the write before: memory is kept for a single copy.
+
+        Args:
+            checkpoint: What to copy.
+            write: Called with the copy.
+            copied: Called with ``checkpoint`` and ``to_host``, a function of a tensor and its path
+                that copies the tensor.
 
         Raises:
             CheckpointError: If ``checkpoint`` holds something that may not be saved.
@@ -172,7 +177,7 @@ class BackgroundWriter:
             wait([self._under_way])
 
     def _reusing(self) -> Callable[[Tensor, str], Tensor]:
-        """Return what copies a tensor to the host, into the memory kept from the last copy."""
+        """Return a function that copies a tensor to the host, reusing the last copy's memory."""
         buffers, self._buffers = self._buffers, {}
         copies: dict[tuple[Any, ...], Tensor] = {}
 
