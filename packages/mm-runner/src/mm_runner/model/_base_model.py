@@ -162,15 +162,16 @@ class BaseModel(nn.Module, ABC):
                 list of tensors.
             ConfigError: If no name contains ``"loss"``.
         """
+        # What most models return, in every step.
+        only = losses.get("loss") if type(losses) is dict and len(losses) == 1 else None
+        if isinstance(only, Tensor) and not only.ndim:
+            return only, OrderedDict(loss=only.detach())
         by_whom = f"forward(mode='loss') of {type(self).__name__} returned"
-        if not isinstance(losses, (dict, Mapping)):  # a dict first: the cheaper question
+        if not isinstance(losses, Mapping):
             raise ModelOutputError(
                 f"{by_whom} {short_repr(losses)}; a dict of losses is needed: return "
                 "dict(loss=...)."
             )
-        only = losses.get("loss") if len(losses) == 1 else None
-        if isinstance(only, Tensor) and not only.ndim:  # what most models return, in every step
-            return only, OrderedDict(loss=only.detach())
         means = {}
         for name, value in losses.items():
             parts = value if isinstance(value, (list, tuple)) else [value]
