@@ -32,6 +32,15 @@ napoleon_use_ivar = True
 html_theme = "furo"
 # With enough contrast for readers with low vision.
 pygments_style, pygments_dark_style = "xcode", "monokai"
+html_theme_options = {
+    "light_css_variables": {
+        "color-code-background": "#f8f8f8",
+        "diff-removed": "#a40e26",
+        "diff-added": "#116329",
+    },
+    "dark_css_variables": {"diff-removed": "#ff7b90", "diff-added": "#a6e22e"},
+}
+html_static_path, html_css_files = ["site.css"], ["site.css"]
 html_title = "mm"
 templates_path = ["templates"]
 html_context = {"folder": FOLDER, "other": OTHER, "other_name": OTHER_NAME}
