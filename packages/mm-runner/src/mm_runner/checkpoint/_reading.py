@@ -34,7 +34,6 @@ _IS_DIRECTORY = 0x10
 # The end of an archive's directory, with the locator before it that large archives have.
 _END = 20 + 22
 _IN_LOCATOR = 0xFFFFFFFF
-_REFUSED = "it "  # how the refusals of unpicklers begin
 _OF_TENSORS = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),
@@ -134,7 +133,7 @@ def read_file(
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
-        refused = str(error).startswith(_REFUSED)
+        refused = isinstance(error, RefusalError)
         if not (is_archive or refused):
             raise damaged(path, error) from error
         convert = f" Try 'mm-runner convert {path} <new file>'."
@@ -191,6 +190,10 @@ def _has_end(path: Path) -> bool:
         return False
 
 
+class RefusalError(pickle.UnpicklingError):
+    """Something that a file holds and its unpickler does not allow; the file is not damaged."""
+
+
 class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
     """Unpickler that sets state of allowed classes only, and loads storages only.
 
@@ -209,7 +212,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
             if isinstance(state, dict) and "_metadata" in state:
                 vars(target)["_metadata"] = state["_metadata"]
         elif not isinstance(target, self.with_state):
-            raise pickle.UnpicklingError(f"it sets the state of a {type(target).__name__}")
+            raise RefusalError(f"it sets the state of a {type(target).__name__}")
         elif hasattr(type(target), "__setstate__"):
             target.__setstate__(state)  # type: ignore[attr-defined]
         else:
@@ -218,7 +221,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
     def load_reduce(self) -> None:
         """Call an allowed function; torch.save never gives OrderedDict arguments."""
         if self.stack[-1] and self.stack[-2] is OrderedDict:
-            raise pickle.UnpicklingError("it calls OrderedDict with arguments")
+            raise RefusalError("it calls OrderedDict with arguments")
         super().load_reduce()
 
     def load_persistent(self) -> None:
@@ -226,7 +229,7 @@ class RestrictedUnpickler(_Unpickler):  # type: ignore[misc]
         saved_id = self.stack.pop()
         is_storage = isinstance(saved_id, tuple) and saved_id[:1] in (("storage",), (b"storage",))
         if not is_storage:
-            raise pickle.UnpicklingError("it refers to something besides a storage")
+            raise RefusalError("it refers to something besides a storage")
         self.stack.append(self.persistent_load(saved_id))
 
     def refuse(self) -> None:
@@ -249,5 +252,5 @@ class TensorUnpickler(RestrictedUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and (module, name) not in _OF_TENSORS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise RefusalError(f"it names {module}.{name}")
         return super().find_class(module, name)

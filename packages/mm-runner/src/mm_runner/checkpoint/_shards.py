@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import re
 import shutil
 import uuid
@@ -32,7 +31,7 @@ from mm_runner.errors import CheckpointError
 
 from ._content import first_line, plain
 from ._pretrained import read_pretrained
-from ._reading import RestrictedUnpickler, read_file
+from ._reading import RefusalError, RestrictedUnpickler, read_file
 from ._writing import remove_unfinished, write_error
 
 if TYPE_CHECKING:
@@ -267,7 +266,7 @@ class _MetadataUnpickler(RestrictedUnpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         is_metadata = module in _MODULES and name in _CLASSES
         if not (is_dtype or is_metadata or (module, name) in _OTHERS):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise RefusalError(f"it names {module}.{name}")
         found = super().find_class(module, name)
         if is_metadata:
             self.with_state = (*self.with_state, found)
