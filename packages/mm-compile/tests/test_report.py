@@ -84,7 +84,7 @@ def test_the_report_names_what_is_not_compiled_and_why(backend):
     place = line_of("        torch._dynamo.graph_break()")
     assert [each.frame for each in first.graph_breaks] == [place]
     assert "graph_break" in first.graph_breaks[0].reason
-    assert len(first.graph_breaks[0].reason) <= 200
+    assert len(first.graph_breaks[0].reason) <= 300
     assert last.graph_breaks == ()
     text = str(report)
     assert "1 of 2 regions compiled" in text

@@ -3,7 +3,7 @@
 A recorded graph writes its results to the same memory in every replay. That breaks losses kept for
 a log, gradients accumulated over micro-batches, and two calls before one backward. So results that
 leave the model are copied, gradients are copied where autograd would keep the graph's memory, and
-A new iteration is marked only when no backward is pending.
+a new iteration is marked only when no backward is pending.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ import torch
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
 _OWN_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared as text
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# Advice for bug reports, inductor's buffers, and code that the frame already names.
+# Hints, advice for bug reports, inductor's buffers, and code that the frame already names.
 _ADVICE = re.compile(
-    r"\n\s*(Set TORCH|You can suppress|Please convert|from user code:|args\[\d+\]:|Caused by:).*",
+    r"\n\s*(Hint:|Developer debug|Set TORCH|You can suppress|Please convert|from user code:"
+    r"|args\[\d+\]:|Caused by:).*",
     re.DOTALL,
 )
-_LONGEST_REASON, _LONGEST_BREAK = 300, 200
+_EXPLANATION = re.compile(r"\.?\s*\n\s*Explanation: ")  # on a line of its own after the title
+_LONGEST_REASON = 300
 _PASSING = (MemoryError, OSError, torch.cuda.OutOfMemoryError)
 # Attribute of a backend's error; dynamo wraps the error.
 _NOTE = "_mm_compile_failure"
@@ -82,7 +84,8 @@ def failure_of_dynamo(error: BaseException) -> Failure:
 
 
 def _first_lines(text: str) -> str:
-    lines = [line.strip() for line in _ADVICE.sub("", text).splitlines() if line.strip()]
+    text = _EXPLANATION.sub(". ", _ADVICE.sub("", text))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return shorten(" ".join(lines[:3]), _LONGEST_REASON, placeholder=" ...")
 
 
@@ -123,13 +126,6 @@ def add_breaks(known: list[GraphBreak], reasons: Iterable[Any]) -> None:
         frames = [(each.filename, str(each.lineno)) for each in getattr(reason, "user_stack", ())]
         # An optimizer's step consists of torch's code only.
         frame = _innermost_frame(frames) or (":".join(frames[-1]) if frames else None)
-        # Newer versions add hints, and context for developers of dynamo.
-        text = str(reason.reason).strip("'\"").partition("Hint:")[0].partition("Developer debug")[0]
-        text = ". ".join(
-            part.strip().removeprefix("Explanation: ").rstrip(".")
-            for part in text.splitlines()
-            if part.strip()
-        )
-        found = GraphBreak(frame, shorten(text, _LONGEST_BREAK, placeholder="..."))
+        found = GraphBreak(frame, _first_lines(str(reason.reason).strip("'\"")))
         if found not in known:
             known.append(found)
