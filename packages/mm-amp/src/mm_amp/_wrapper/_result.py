@@ -15,8 +15,7 @@ class StepResult(NamedTuple):
 
     Attributes:
         stepped: Whether the optimizer updated the parameters. A 0-d bool tensor where only the
-            device knows: a fused optimizer under a loss scaler decides inside its kernel, and so
-            does ``max_skips`` without one.
+            device knows: a fused optimizer under a loss scaler decides inside its kernel.
         skipped: Whether gradients overflowed and the update was therefore left out; parameters and
             state are as before. A micro-batch that only accumulates is neither stepped nor
             skipped. A tensor where ``stepped`` is.
