@@ -85,8 +85,8 @@ def test_differences_are_those_from_most_ranks():
     table = {0: facts(torch="2.6.0"), 1: facts(), 2: facts(), 3: facts(**{"mm-amp": "0.1.0"})}
     problems = find_differences(table)
     assert problems == [
-        "rank 0 on h differs: its torch is 2.6.0, that of the others is 2.13.0",
-        "rank 3 on h differs: its mm-amp is 0.1.0, that of the others is not installed",
+        "rank 0 on h differs: its torch is 2.6.0, and 2.13.0 on the others",
+        "rank 3 on h differs: its mm-amp is 0.1.0, and not installed on the others",
     ]
     assert find_differences({0: facts(), 1: facts()}) == []
 

@@ -96,7 +96,7 @@ def test_each_value_comes_with_its_variable_and_the_others_with_a_reason():
     assert rows["master_addr"] == ("n1", "first of SLURM_STEP_NODELIST")
     assert rows["master_port"] == ("20576", "computed from SLURM_JOB_ID and SLURM_STEP_ID")
     assert rows["device_type"] == ("cpu", "no accelerator is available")
-    assert rows["backend"] == ("gloo", "that of cpu")
+    assert rows["backend"] == ("gloo", "default for cpu")
     assert rows["device"] == ("cpu", "local rank 0")
     assert "error" not in rows
     assert "warning" not in rows
@@ -124,7 +124,7 @@ def test_a_broken_environment_is_explained_as_far_as_it_goes():
     message, kind = rows["error"]
     assert message.startswith("Launcher 'slurm' reads rank from SLURM_PROCID, whose value is 'one'")
     assert kind == "LaunchError"
-    assert rows["backend"] == ("gloo", "that of cpu")
+    assert rows["backend"] == ("gloo", "default for cpu")
     assert "rank" not in rows
 
 

@@ -35,7 +35,7 @@ from mm_dist._info import (
 )
 from mm_dist._launchers._environment import LaunchEnvironment
 
-# The entry points of mm.launchers name the five launchers here.
+# The entry points of mm.launchers name the launchers here.
 from mm_dist._launchers._mpi import MPILauncher  # noqa: F401
 from mm_dist._launchers._pytorch import PyTorchLauncher  # noqa: F401
 from mm_dist._launchers._selection import (

@@ -69,7 +69,7 @@ def find_differences(table: Facts) -> list[str]:
     for name in dict.fromkeys(name for each in table.values() for name in each["compared"]):
         values = {rank: each["compared"].get(name, "not installed") for rank, each in table.items()}
         expected = Counter(value for _, value in sorted(values.items())).most_common(1)[0][0]
-        others = f", that of the others is {expected}" if expected else ""
+        others = f", and {expected} on the others" if expected else ""
         problems += [
             f"rank {rank} on {table[rank]['host']} differs: its {name} is {value or 'none'}{others}"
             for rank, value in values.items()
@@ -103,7 +103,7 @@ def _report(info: DistInfo, table: Facts, problems: list[str], speed: str) -> No
         *(f"problem: {problem}" for problem in problems),
     ]
     if not problems:
-        parts.append("all is well: every rank came, is equal to the others and reaches them")
+        parts.append("no problems: all ranks arrived, have equal software, and reach each other")
     print_text("\n\n".join(parts))
 
 

@@ -146,7 +146,7 @@ def _explain_device(
         count = f"{count_devices(row)} visible"
         rows.append(EnvironmentRow("devices", count, describe_visibility(row, env)))
     backend = choose_backend(None, chosen)
-    rows.append(EnvironmentRow("backend", backend, f"that of {chosen}"))
+    rows.append(EnvironmentRow("backend", backend, f"default for {chosen}"))
     if read is not None:
         device = local_device(read.local_rank, chosen)
         rows.append(EnvironmentRow("device", str(device), f"local rank {read.local_rank}"))
