@@ -167,5 +167,5 @@ def test_devices_are_explained_by_their_variables(monkeypatch):
     rows = {row.field: row for row in explain_environment(observed.TORCHRUN)}
     assert rows["device_type"][1:] == ("cuda", "available here")
     assert rows["devices"][1:] == ("1 visible", "CUDA_VISIBLE_DEVICES=not set, LOCAL_RANK=1")
-    assert rows["backend"][1:] == ("nccl", "that of cuda")
+    assert rows["backend"][1:] == ("nccl", "default for cuda")
     assert rows["device"][1:] == ("cuda:0", "local rank 1")

@@ -103,7 +103,7 @@ def _report(info: DistInfo, table: Facts, problems: list[str], speed: str) -> No
         *(f"problem: {problem}" for problem in problems),
     ]
     if not problems:
-        parts.append("no problems: all ranks arrived, have equal software, and reach each other")
+        parts.append("passed: all ranks arrived, have equal software, and reach each other")
     print_text("\n\n".join(parts))
 
 
