@@ -152,7 +152,7 @@ def cases():
             {"type": "torchmetrics.classification:BinaryROC", "thresholds": 5},
             (scores(), labels(2)),
         ),
-        "not_synchronised": (
+        "not_synchronized": (
             {"type": "torchmetrics.classification:MulticlassF1Score", "sync_on_compute": False}
             | three,
             classified(),

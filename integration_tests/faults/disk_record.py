@@ -1,7 +1,7 @@
 """What a power cut may leave of a directory, from the record of everything that was done to it.
 
 The model is POSIX's, and no kinder: what was written is on the disk once its file was
-synchronised, what a directory says once that directory was; before, data may be there in whole, in
+synchronized, what a directory says once that directory was; before, data may be there in whole, in
 part or not at all, and changes of the directory up to any of them, in their order.
 """
 
@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-# Parts of unsynchronised data that reached the disk.
+# Parts of unsynchronized data that reached the disk.
 _PARTS = (0.0, 0.5, 1.0)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -73,7 +73,7 @@ class DiskRecord:
             self._unsynced.pop(name, None)
 
     def on_sync(self, file):
-        """Take in that a file or directory is about to be synchronised."""
+        """Take in that a file or directory is about to be synchronized."""
         number = file if isinstance(file, int) else file.fileno()
         path = Path(f"/proc/self/fd/{number}").readlink()
         self._look_at_data()
@@ -141,7 +141,7 @@ def states_after_cuts(steps):
 
 
 def _replay(steps):
-    """Return changes of the directory, contents by file, what is synchronised, and sure changes.
+    """Return changes of the directory, contents by file, what is synchronized, and sure changes.
 
     Files are numbered: a name may be given to several, one after the other.
     """

@@ -73,7 +73,7 @@ def find_failures(steps, saved_weights, folder, *, may_be_under_way):
 def test_every_legal_state_has_a_whole_checkpoint(recorded, tmp_path):
     steps, saved_weights, by_thread = recorded
     kinds = [step[0] for step in steps]
-    # Each save: the checkpoint and the file that names it, both synchronised and renamed.
+    # Each save: the checkpoint and the file that names it, both synchronized and renamed.
     assert kinds.count("rename") >= 2 * EPOCHS
     assert kinds.count("sync") == kinds.count("sync_directory") == kinds.count("rename")
     assert kinds.count("remove") == EPOCHS - 1
@@ -83,7 +83,7 @@ def test_every_legal_state_has_a_whole_checkpoint(recorded, tmp_path):
 
 
 @pytest.mark.parametrize("forgotten", ["sync", "sync_directory"])
-def test_the_model_notices_what_is_not_synchronised(recorded, tmp_path, forgotten):
+def test_the_model_notices_what_is_not_synchronized(recorded, tmp_path, forgotten):
     steps, saved_weights, by_thread = recorded
     careless = [step for step in steps if step[0] != forgotten]
     assert find_failures(careless, saved_weights, tmp_path, may_be_under_way=by_thread)

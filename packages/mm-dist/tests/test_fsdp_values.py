@@ -96,7 +96,7 @@ def _expect_precision(rank):
     assert model.seen == {
         "input": low,
         "convolution": (low, low, low),
-        # Batch normalisation keeps its precision, and gives back what it was given.
+        # Batch normalization keeps its precision, and gives back what it was given.
         "norm": (high, high, high),
         "features": low,
         "block": (low, low, low),
@@ -142,7 +142,7 @@ def _expect_values(rank):
 
     _expect_one_group_at_a_time()
 
-    # Replicas agree though every rank draws its own numbers; batch normalisation has buffers.
+    # Replicas agree though every rank draws its own numbers; batch normalization has buffers.
     torch.manual_seed(rank)
     with torch.device("meta"):
         model = Convolutional()
@@ -168,7 +168,7 @@ def test_values_are_right_on_all_ranks(run_ranks):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_modules_on_the_meta_device_are_initialised_by_a_function():
+def test_modules_on_the_meta_device_are_initialized_by_a_function():
     def fill(module):
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             tensor.fill_(len(called))
@@ -187,8 +187,8 @@ def test_modules_on_the_meta_device_are_initialised_by_a_function():
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        (None, r"Nothing has initialised .* of Net, .* pass param_init_fn"),
-        (nn.Module.eval, r"Nothing has initialised weight, bias of Linear"),
+        (None, r"Nothing has initialized .* of Net, .* pass param_init_fn"),
+        (nn.Module.eval, r"Nothing has initialized weight, bias of Linear"),
     ],
     ids=["no-method", "no-values"],
 )
@@ -209,5 +209,5 @@ def test_number_buffers_left_without_values_are_named():
 
     with torch.device("meta"):
         model = Positions()
-    with pytest.raises(ConfigError, match="Nothing has initialised positions of"):
+    with pytest.raises(ConfigError, match="Nothing has initialized positions of"):
         MMFullyShardedDataParallel(model)

@@ -268,7 +268,7 @@ def test_init_dist_names_the_port_that_is_taken(monkeypatch):
 
 
 def test_group_arguments_name_the_device_of_an_accelerator():
-    # A stand-in for a CUDA machine: nothing is initialised.
+    # A stand-in for a CUDA machine: nothing is initialized.
     cuda = DistInfo(0, 2, 0, 2, "pytorch", "nccl", torch.device("cuda", 0))
     arguments = _group_arguments(cuda, timedelta(seconds=5), None)
     knows_device = "device_id" in dist.init_process_group.__annotations__

@@ -1,4 +1,4 @@
-"""Batch normalisation over all ranks: the conversion, its undoing, and the arithmetic on gloo."""
+"""Batch normalization over all ranks: the conversion, its undoing, and the arithmetic on gloo."""
 
 import copy
 import random
@@ -108,7 +108,7 @@ def test_what_cannot_be_converted_warns():
         """A forward of torch's."""
 
     model = nn.ModuleDict({"own": Own(2), "plain": Plain(2), "lazy": nn.LazyBatchNorm1d()})
-    with pytest.warns(UserWarning, match="still normalises over its own rank") as records:
+    with pytest.warns(UserWarning, match="still normalizes over its own rank") as records:
         convert_sync_batchnorm(model)
     messages = "\n".join(str(record.message) for record in records)
     assert "own (Own)" in messages

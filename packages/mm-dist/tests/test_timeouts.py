@@ -107,7 +107,7 @@ def test_timeout_of_a_group_is_read_from_torch():
 
 @pytest.mark.usefixtures("group_of_one")
 def test_all_ranks_and_devices_are_awaited_before_the_timeout_changes(monkeypatch):
-    # A stand-in for a CUDA machine: the device is synchronised after the barrier, then it changes.
+    # A stand-in for a CUDA machine: the device is synchronized after the barrier, then it changes.
     calls = []
     cuda = DistInfo(0, 1, 0, 1, "pytorch", "nccl", torch.device("cuda", 3), FIRST)
     own = OwnGroup(dist.group.WORLD, cuda, {}, None, steady_timeout=STEADY)

@@ -22,7 +22,7 @@ class Counting(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolution, batch normalisation, dropout, and a scale by keyword."""
+    """Convolution, batch normalization, dropout, and a scale by keyword."""
 
     def __init__(self, width=4, dropout=0.5):
         super().__init__()

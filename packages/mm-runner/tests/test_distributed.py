@@ -98,7 +98,7 @@ def test_ranks_train_alike_in_our_wrapper_and_in_one_without_steps(run_ranks, tm
 
 
 class Normalized(Classifier):
-    """Has a batch normalisation, of which each process alone would see its own batch."""
+    """Has a batch normalization, of which each process alone would see its own batch."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ def _expect_normalized(rank, expected, work_dir):
         _expect_parameters(rank, expected, work_dir / "apart", Normalized)
 
 
-def test_batch_normalisation_uses_the_batches_of_all_ranks_if_that_is_asked_for(
+def test_batch_normalization_uses_the_batches_of_all_ranks_if_that_is_asked_for(
     run_ranks, tmp_path
 ):
     expected = _train_on(4, tmp_path / "one", Normalized, sync_bn="torch")

@@ -20,7 +20,7 @@ LOSS = "torch.nn.functional:cross_entropy"
 
 
 class Net(nn.Module):
-    """A backbone with a batch normalisation, and a head."""
+    """A backbone with a batch normalization, and a head."""
 
     def __init__(self, classes=3):
         super().__init__()

@@ -86,7 +86,7 @@ def test_too_short_a_training_and_other_devices_are_said(make_runner, mode, monk
     monkeypatch.undo()
     runner = make(make_runner, mode, HostSyncHook(begin=0), **NO_VALIDATION)
     runner.train()
-    assert "HostSyncHook counts nothing: torch reports no synchronisation on cpu" in log_of(runner)
+    assert "HostSyncHook counts nothing: torch reports no synchronization on cpu" in log_of(runner)
 
 
 def test_wrong_arguments_are_named():

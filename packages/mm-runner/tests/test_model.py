@@ -271,7 +271,7 @@ def test_a_wrapper_without_steps_is_stepped_through_its_own_forward(model, wrapp
     assert set(train_step_of(wrapped)(BATCH, wrapper)) == {"loss"}
     assert calls == ["loss"]
     assert torch.equal(eval_step_of(wrapped, "val_step")(BATCH)[0], model.val_step(BATCH)[0])
-    assert calls == ["loss"]  # evaluation synchronises nothing
+    assert calls == ["loss"]  # evaluation synchronizes nothing
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])

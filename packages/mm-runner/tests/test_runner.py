@@ -458,14 +458,14 @@ def test_a_ready_wrapper_loader_and_model_are_used_as_they_are(make_runner):
 
 
 def test_a_models_init_weights_are_called_before_training_only(make_runner):
-    class Initialised(Classifier):
+    class Initialized(Classifier):
         def init_weights(self):
             self.layers[0].bias.data.fill_(7.0)
 
-    runner = make_runner(model=Initialised())
+    runner = make_runner(model=Initialized())
     assert torch.equal(runner.model.layers[0].bias.data, torch.full((8,), 7.0))
     evaluating = make_runner(
-        model=Initialised(), train_dataloader=None, train_cfg=None, optim_wrapper=None
+        model=Initialized(), train_dataloader=None, train_cfg=None, optim_wrapper=None
     )
     assert not torch.equal(evaluating.model.layers[0].bias.data, torch.full((8,), 7.0))
 

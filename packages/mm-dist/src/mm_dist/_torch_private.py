@@ -126,21 +126,21 @@ def register_before_loading(module: nn.Module, hook: Callable[..., None]) -> Non
 
 
 def find_reset(module: nn.Module) -> Callable[[nn.Module], Any] | None:
-    """Return the method that initialises a module: a private one of attention layers.
+    """Return the method that initializes a module: a private one of attention layers.
 
-    Without it, ``param_init_fn`` has to initialise them on the meta device.
+    Without it, ``param_init_fn`` has to initialize them on the meta device.
     """
     private = _find(type(module), "_reset_parameters")
     reset: Callable[[nn.Module], Any] | None = getattr(type(module), "reset_parameters", private)
     return reset
 
 
-# The base of all batch normalisations; without its name, found by a subclass.
+# The base of all batch normalizations; without its name, found by a subclass.
 BATCH_NORM: Any = _find(nn.modules.batchnorm, "_BatchNorm") or nn.BatchNorm1d.__base__
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of inputs with two or more dimensions; without the name, two or three."""
+    """Batch normalization of inputs with two or more dimensions; without the name, two or three."""
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 (torch's name)
         if input.dim() < 2:

@@ -65,7 +65,7 @@ def check_launcher(name: str) -> None:
 
 
 def detect_launcher(env: Mapping[str, str]) -> Launcher:
-    """Return the first launcher that recognises ``env``."""
+    """Return the first launcher that recognizes ``env``."""
     return next(launcher for launcher, is_found in ask_launchers(env) if is_found)
 
 

@@ -22,13 +22,13 @@ _NUM_SHOWN = 20
 
 
 def check_module(module: Any) -> None:
-    """Check that a module has something to synchronise and is not wrapped already."""
+    """Check that a module has something to synchronize and is not wrapped already."""
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(f"module must be a torch.nn.Module, got {type(module)}.")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(
             f"{type(module).__name__} has no parameter that requires a gradient, so there is "
-            "nothing to synchronise; use it without a wrapper."
+            "nothing to synchronize; use it without a wrapper."
         )
     if is_model_wrapper(module):
         raise ConfigError(

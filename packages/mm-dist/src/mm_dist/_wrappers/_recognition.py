@@ -1,4 +1,4 @@
-"""Recognise model wrappers."""
+"""Recognize model wrappers."""
 
 import sys
 from typing import Any
@@ -17,9 +17,9 @@ _WRAPPERS = (
 
 
 def is_model_wrapper(model: nn.Module) -> bool:
-    """Return whether a module already is a wrapper that synchronises or shards a model.
+    """Return whether a module already is a wrapper that synchronizes or shards a model.
 
-    Recognises torch's ``DistributedDataParallel``, ``DataParallel`` and both generations of its
+    Recognizes torch's ``DistributedDataParallel``, ``DataParallel`` and both generations of its
     fully sharded modules, and their subclasses, ours among them. What ``torch.compile`` returned
     is what was compiled: a wrapper if that was one.
     """

@@ -221,7 +221,7 @@ def _materialize(
     init_function: Any,
     replacements: dict[Any, Any],
 ) -> None:
-    """Allocate and initialise the modules that hold tensors on the meta device."""
+    """Allocate and initialize the modules that hold tensors on the meta device."""
     for module in [m for m in members if any(t.is_meta for _, t in _own_tensors(m))]:
         for name, tensor in list(_own_tensors(module)):
             if tensor.is_meta and tensor not in replacements:
@@ -242,14 +242,14 @@ def _materialize(
         ]
         if left:
             raise ConfigError(
-                f"Nothing has initialised {', '.join(left)} of {type(module).__name__}, which was "
+                f"Nothing has initialized {', '.join(left)} of {type(module).__name__}, which was "
                 "on the meta device. Give the module a reset_parameters() that fills all that it "
                 "holds itself, pass param_init_fn, or build the model on a real device."
             )
 
 
 def _mark(tensor: Tensor) -> float:
-    """Return the value that marks what nobody has initialised; booleans have none to spare."""
+    """Return the value that marks what nobody has initialized; booleans have none to spare."""
     if tensor.is_floating_point():
         return torch.nan
     is_number = tensor.dtype != torch.bool and not tensor.is_complex()

@@ -60,7 +60,7 @@ _PRECISION_KEYS = (*_DTYPE_KEYS, "cast_forward_inputs")
 def read_precision(
     given: Any,
 ) -> "tuple[MixedPrecisionPolicy, MixedPrecisionPolicy, MixedPrecisionPolicy | None]":
-    """Return the policies of the outermost module, inner ones, and batch normalisations."""
+    """Return the policies of the outermost module, inner ones, and batch normalizations."""
     from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415 (slow to import)
 
     if given is None:

@@ -22,12 +22,12 @@ class OptimWrapperProtocol(Protocol):
 
 
 def val_step(self: Any, data: Any) -> Any:
-    """Return the module's own ``val_step(data)``; nothing is synchronised."""
+    """Return the module's own ``val_step(data)``; nothing is synchronized."""
     return self.module.val_step(data)
 
 
 def test_step(self: Any, data: Any) -> Any:
-    """Return the module's own ``test_step(data)``; nothing is synchronised."""
+    """Return the module's own ``test_step(data)``; nothing is synchronized."""
     return self.module.test_step(data)
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, on any device: conversion and layer."""
+"""Batch normalization over the batches of all ranks, on any device: conversion and layer."""
 
 from typing import Any, TypeVar
 
@@ -20,17 +20,17 @@ _FORMER_CLASS = "_mm_dist_former_class"
 def convert_sync_batchnorm(
     module: _Module, implementation: str = "torch", *, process_group: Any = None
 ) -> _Module:
-    """Convert every batch normalisation in a model to one over all ranks.
+    """Convert every batch normalization in a model to one over all ranks.
 
     The modules change their class in place. Parameters, statistics, settings, hooks, ``training``
     and who shares what stay as they are, so an optimizer may exist already. Lazy ones, and classes
     with a forward of their own, keep to their rank, with a warning.
 
     Args:
-        module: The model, or a batch normalisation itself.
+        module: The model, or a batch normalization itself.
         implementation: Only ``"torch"``: a subclass of ``torch.nn.SyncBatchNorm``, which works on
             the CPU too.
-        process_group: Ranks to normalise over. Defaults to all.
+        process_group: Ranks to normalize over. Defaults to all.
 
     Returns:
         ``module``.
@@ -55,7 +55,7 @@ def convert_sync_batchnorm(
         if is_own or hasattr(child, "cls_to_become"):
             reason = "its class has a forward of its own" if is_own else "it is lazy; run it first"
             warn_caller(
-                f"{name or 'The module'} ({kind.__name__}) still normalises over its own rank: "
+                f"{name or 'The module'} ({kind.__name__}) still normalizes over its own rank: "
                 f"{reason}."
             )
             continue
@@ -96,12 +96,12 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        """Normalise over all ranks in training, by the running statistics in evaluation."""
+        """Normalize over all ranks in training, by the running statistics in evaluation."""
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, got {input.dim()}")
         is_alone = not is_distributed() or get_world_size(self.process_group) == 1
         if is_alone or not self.training:
-            plain: Any = nn.BatchNorm1d.forward  # that of every batch normalisation
+            plain: Any = nn.BatchNorm1d.forward  # that of every batch normalization
             return plain(self, input)  # type: ignore[no-any-return]
         if input.device.type != "cpu":
             return super().forward(input)
@@ -116,7 +116,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         totals: Tensor = _SumOverRanks.apply(own, self.process_group)  # type: ignore[no-untyped-call]
         count = float(totals[-1].detach())
         if count == 0:  # on all ranks alike
-            raise ValueError("expected a sample on one rank at least to normalise, got none")
+            raise ValueError("expected a sample on one rank at least to normalize, got none")
         mean, mean_square = (totals[:-1] / count).chunk(2)
         variance = (mean_square - mean.square()).clamp(min=0)
         if self.track_running_stats:

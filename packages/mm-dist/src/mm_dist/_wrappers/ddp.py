@@ -32,7 +32,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
 
     ``device_ids`` defaults to the device of the module. It and ``output_device`` are dropped for a
     module on the CPU, where torch refuses them. ``broadcast_buffers`` is passed as
-    ``forward_sync_buffers`` where torch has deprecated the former; torch then synchronises buffers
+    ``forward_sync_buffers`` where torch has deprecated the former; torch then synchronizes buffers
     once, at construction, even if it is ``False``.
 
     Args:
@@ -115,7 +115,7 @@ class MMDistributedDataParallel(DistributedDataParallel):
         """Accumulate gradients on this rank; the context has to include backward.
 
         With ``static_graph=True`` every micro-batch is averaged nevertheless, which gives the same
-        gradients: torch crashes where the first backward of a static graph is not synchronised.
+        gradients: torch crashes where the first backward of a static graph is not synchronized.
         """
         return nullcontext() if self.static_graph else super().no_sync()
 

@@ -48,7 +48,7 @@ class MMFullyShardedDataParallel(nn.Module):
         backward_prefetch: Unused: the next group is always fetched ahead.
         mixed_precision: ``dict(param_dtype=..., reduce_dtype=..., output_dtype=...,
             cast_forward_inputs=True)``; dtypes may be names. ``reduce_dtype`` defaults to
-            ``param_dtype``; ``output_dtype`` is that of the outermost call; batch normalisations
+            ``param_dtype``; ``output_dtype`` is that of the outermost call; batch normalizations
             stay in float32. A policy object of ``fully_shard`` is used everywhere as it is.
         param_init_fn: Called with each module that itself holds something on the meta device, once
             that has memory; fills what the module holds itself. Defaults to the module's

@@ -288,7 +288,7 @@ def _check_dense(value: Tensor, path: str) -> None:
         )
     if value.layout is not torch.strided or value.is_quantized:
         raise CheckpointError(
-            f"{path} is sparse, nested or quantised; convert it before it is saved."
+            f"{path} is sparse, nested or quantized; convert it before it is saved."
         )
 
 

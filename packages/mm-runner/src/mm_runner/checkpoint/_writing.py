@@ -197,7 +197,7 @@ class BackgroundWriter:
 
 
 def _allocate(value: Tensor) -> Tensor:
-    """Return an uninitialised tensor on the host, of the same shape, type and memory format."""
+    """Return an uninitialized tensor on the host, of the same shape, type and memory format."""
     if value.device.type != "cpu":
         with suppress(RuntimeError):  # a device whose memory the host cannot pin
             return torch.empty_like(value, device="cpu", pin_memory=True)

@@ -49,7 +49,7 @@ def check_dataset(dataset: Any, where: str, *, has_length: bool = False) -> None
 
 
 class _Wrapper(Dataset[Any], ABC):
-    """Base of datasets made of others, which are initialised now; samples are not copied."""
+    """Base of datasets made of others, which are initialized now; samples are not copied."""
 
     def __init__(self, within: Sequence[Any]) -> None:
         for dataset in within:
@@ -58,7 +58,7 @@ class _Wrapper(Dataset[Any], ABC):
         self._within = within
 
     def full_init(self) -> None:
-        """Do nothing: the datasets within are initialised already."""
+        """Do nothing: the datasets within are initialized already."""
 
     @abstractmethod
     def __len__(self) -> int: ...

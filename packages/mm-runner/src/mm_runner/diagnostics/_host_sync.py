@@ -1,4 +1,4 @@
-"""Host-device synchronisations by line of code."""
+"""Host-device synchronizations by line of code."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class HostSyncHook(Hook):
         self._set_mode = getattr(module, "set_sync_debug_mode", None) if runner.rank == 0 else None
         if self._set_mode is None and runner.rank == 0:
             runner.logger.warning(
-                f"HostSyncHook counts nothing: torch reports no synchronisation on "
+                f"HostSyncHook counts nothing: torch reports no synchronization on "
                 f"{runner.device.type}. It does on cuda."
             )
 

@@ -52,7 +52,7 @@ class ThroughputHook(Hook):
             tokens are not counted.
         flops_per_sample: FLOPs of forward and backward per sample, such as
             ``torch.utils.flop_counter.FlopCounterMode`` counts. Defaults to ``None``: not reported.
-        peak_flops: FLOP/s of one device, for its utilisation. Defaults to ``None``: not reported.
+        peak_flops: FLOP/s of one device, for its utilization. Defaults to ``None``: not reported.
 
     Attributes:
         ranks: The numbers of each process in the last report.

@@ -188,7 +188,7 @@ class _TorchMetric:
     """Feeds a metric of torchmetrics with what ``forward(mode='predict')`` returns.
 
     That is a tuple, often ``(preds, target)``, or a dict of arguments of its ``update``. The main
-    process merges the states of all and computes: torchmetrics' own synchronisation waits forever
+    process merges the states of all and computes: torchmetrics' own synchronization waits forever
     where the processes hold lists of different lengths. A single value is reported by the name of
     the class in lower case: ``multiclass_accuracy``.
     """

@@ -29,7 +29,7 @@ class FreezeHook(Hook):
 
     Patterns of several hooks must not overlap; a thaw makes all that its patterns name train.
     Frozen parameters get no gradients, so that the optimizer leaves them as they are. Frozen batch
-    normalisations keep their running statistics.
+    normalizations keep their running statistics.
 
     Args:
         patterns: Patterns of names of parameters, in which ``*`` matches dots too:

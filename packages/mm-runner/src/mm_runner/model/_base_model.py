@@ -23,7 +23,7 @@ class BaseDataPreprocessor(nn.Module):
 
     Objects with ``to`` and ``cpu``, such as data samples and graphs, are moved too.
 
-    Subclass it to normalise or pad: override :meth:`forward` and call :meth:`cast_data`.
+    Subclass it to normalize or pad: override :meth:`forward` and call :meth:`cast_data`.
 
     Args:
         non_blocking: Let copies from pinned memory overlap with computation.
@@ -80,7 +80,7 @@ class BaseModel(nn.Module, ABC):
     Args:
         data_preprocessor: Module or config of one; by default batches are only moved to the
             device of the model.
-        init_cfg: Accepted for MMEngine's signature; weights are initialised by the modules
+        init_cfg: Accepted for MMEngine's signature; weights are initialized by the modules
             themselves, so anything but ``None`` is an error.
 
     Example:
@@ -104,8 +104,8 @@ class BaseModel(nn.Module, ABC):
         super().__init__()
         if init_cfg is not None:
             raise ConfigError(
-                f"init_cfg={init_cfg!r} was given; models initialise their own weights here. "
-                "Initialise them in __init__, or define init_weights() on the model."
+                f"init_cfg={init_cfg!r} was given; models initialize their own weights here. "
+                "Initialize them in __init__, or define init_weights() on the model."
             )
         if data_preprocessor is None or isinstance(data_preprocessor, Mapping):
             default = {"type": BaseDataPreprocessor}

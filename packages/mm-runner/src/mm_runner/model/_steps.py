@@ -31,7 +31,7 @@ def train_step_of(model: nn.Module) -> Callable[[Any, Any], Any]:
     """Return the function that takes ``(data, optim_wrapper)`` and trains one step.
 
     A wrapper without ``train_step`` (torch's DistributedDataParallel, a subclass of it) is stepped
-    through its own forward, so that it synchronises the gradients.
+    through its own forward, so that it synchronizes the gradients.
 
     Raises:
         ConfigError: If neither the model nor what it wraps can be stepped.

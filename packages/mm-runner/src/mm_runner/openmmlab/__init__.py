@@ -1,6 +1,6 @@
 """Train OpenMMLab's libraries: MMEngine's components in a run of this package.
 
-MMEngine stays installed for its data structures, file clients, transforms and visualisers; training
+MMEngine stays installed for its data structures, file clients, transforms and visualizers; training
 is ours. This package is imported only where MMEngine is installed, and only by runs whose
 ``default_scope`` or component names ask for it.
 """

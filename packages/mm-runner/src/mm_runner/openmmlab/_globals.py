@@ -24,7 +24,7 @@ _numbers = count(1)
 
 
 def begin(arguments: Mapping[str, Any], find_logger: FindLogger) -> None:
-    """Create MMEngine's default scope, logger, message hub and visualiser for a run."""
+    """Create MMEngine's default scope, logger, message hub and visualizer for a run."""
     name = f"mm-runner-{next(_numbers)}"
     DefaultScope.get_instance(name, scope_name=arguments["default_scope"])
     logger = MMLogger.get_instance(name)
@@ -54,7 +54,7 @@ def _is_theirs(backend: Any) -> bool:
 class _ToLogOfRun(logging.FileHandler):
     """Passes records of MMEngine's logger on to the log of a run.
 
-    Its models write how each parameter was initialised to the stream of a handler of files, or log
+    Its models write how each parameter was initialized to the stream of a handler of files, or log
     it where there is none: hundreds of lines, which here are of the level ``DEBUG``.
     """
 

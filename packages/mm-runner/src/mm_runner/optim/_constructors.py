@@ -204,7 +204,7 @@ class DefaultOptimWrapperConstructor:
                 f"{self._where}: {type(model).__name__} has no parameter with requires_grad=True; "
                 "unfreeze at least one, or do not train."
             )
-        if not self.paramwise_cfg:  # integers, as of quantised weights, are never trained
+        if not self.paramwise_cfg:  # integers, as of quantized weights, are never trained
             return [
                 one for one in model.parameters() if one.is_floating_point() or one.is_complex()
             ]

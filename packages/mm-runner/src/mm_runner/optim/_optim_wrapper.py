@@ -57,7 +57,7 @@ def build_optim_wrapper(model: nn.Module, cfg: Any, *, where: str = "optim_wrapp
         OPTIM_WRAPPER_CONSTRUCTORS,
         where=where,
     )
-    # The initialiser of a subclass takes MMEngine's arguments.
+    # The initializer of a subclass takes MMEngine's arguments.
     if getattr(component, "__init__", None) is DefaultOptimWrapperConstructor.__init__:
         settings["where"] = where
     settings["type"] = component

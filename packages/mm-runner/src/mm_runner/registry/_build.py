@@ -247,7 +247,7 @@ def check_arguments(
 
 
 def _of_bases(component: Any) -> set[str]:
-    """Return what the initialisers of a class's bases take: it may pass its ``**kwargs`` on."""
+    """Return what the initializers of a class's bases take: it may pass its ``**kwargs`` on."""
     names: set[str] = set()
     for base in getattr(component, "__mro__", ())[1:-1]:
         with suppress(TypeError, ValueError):

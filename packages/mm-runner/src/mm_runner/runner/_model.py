@@ -155,7 +155,7 @@ def compile_and_wrap(
         wrapped = wrap_model(model)
         return wrapped, mm_compile.compile_model(wrapped, asked)
     # Compiled before it is sharded: parameters are then gathered and freed by hooks around the
-    # compiled code, and regions are recognised by their classes and the shapes of the whole.
+    # compiled code, and regions are recognized by their classes and the shapes of the whole.
     handle = mm_compile.compile_model(bare, asked)
     return wrap_model(model), handle
 

@@ -76,12 +76,12 @@ class Recipe:
             )
 
     def build_model(self, run: Runner) -> tuple[Any, Any]:
-        """Build, initialise, compile and wrap the model; return it and its compile handle."""
+        """Build, initialize, compile and wrap the model; return it and its compile handle."""
         model = built_by(run, "build_model", self._model)
         model = as_trainable(model, self.cfg.get("loss"), run.logger.warning)
         init_weights: Any = getattr(model, "init_weights", None)
         if self._phases["train"] and init_weights is not None:
-            run.logger.info(f"Weights are initialised by {type(model).__name__}.init_weights().")
+            run.logger.info(f"Weights are initialized by {type(model).__name__}.init_weights().")
             init_weights()
         for hook in run.hooks:
             if isinstance(hook, FreezeHook) and hook.num_epochs is None:  # before it is wrapped

@@ -401,6 +401,6 @@ def _named(hooks: list[Hook]) -> Iterator[tuple[str, Hook]]:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    file = io.BytesIO()  # by torch's own serialisation: NumPy need not be there
+    file = io.BytesIO()  # by torch's own serialization: NumPy need not be there
     torch.save(tensor.contiguous().clone(), file)
     return hashlib.blake2b(file.getvalue(), digest_size=8).digest()
