@@ -7,7 +7,7 @@ import pytest
 from toy import needs_compile
 
 SCRIPT = """
-import builtins, importlib, sys, warnings
+import builtins, importlib, sys, tempfile, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
@@ -56,11 +56,12 @@ def use(without):
     mm_compile._torch_private.inductor_backend("default", None, dynamic=None)
     mm_compile._torch_private.forget_loaded_code()
     with mm_compile._torch_private.caching_graphs():
-        with mm_compile._torch_private.remembering_probes(Path("missing")):
+        with mm_compile._torch_private.remembering_probes(PROBES, on_cpu=True):
             with mm_compile._torch_private.without_precompiled_headers():
                 pass
 
 
+PROBES = Path(tempfile.mkdtemp(), "probes.txt")
 VERIFY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
 NAMES = (
     "torch._C._current_graph_task_id",
@@ -75,6 +76,7 @@ NAMES = (
     "torch._inductor.codecache._precompile_header",
     "torch._inductor.codecache.cpp_prefix_path",
     "torch._inductor.cpu_vec_isa.VecISA",
+    "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
     "torch._inductor.codegen.common.get_scheduling_for_device",
     "torch._inductor.codegen.common.init_backend_registration",
     "torch._inductor.utils.clear_caches",
