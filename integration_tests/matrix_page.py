@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import tomllib
+from nox.project import load_toml
 
 DOCS = Path(__file__).parents[1] / "docs"
 PACKAGES = sorted(path.parent for path in DOCS.parent.glob("packages/*/pyproject.toml"))
@@ -53,7 +53,7 @@ def read_report(path):
 
 def list_requirements():
     for folder in PACKAGES:
-        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        project = load_toml(folder / "pyproject.toml")["project"]
         required = [f"Python {project['requires-python']}", *project["dependencies"]]
         yield f"`{folder.name}`", project["version"], ", ".join(f"`{x}`" for x in required)
 
