@@ -39,7 +39,7 @@ def loader_with(**options):
         ({"optim_wrapper": {**_ONE, "accumulative_counts": 0}}, r"^optim_wrapper\.accumulative_counts"),
         ({"optim_wrapper": {**_ONE, "paramwise_cfg": {"bias_lr_mul": 2}}}, r"^optim_wrapper\.paramwise_cfg\.bias_lr_mul.*bias_lr_mult"),
         ({"optim_wrapper": {**_ONE, "constructor": "DefaultConstructor"}}, r"^optim_wrapper\.constructor\.type: No optim wrapper constructor"),
-        ({"optim_wrapper": {"constructor": "MultiOptimWrapperConstructor", "a": _ONE, "b": {"optimizer": _SGD}}}, r"^optim_wrapper\.b\.optimizer: this key is missing"),
+        ({"optim_wrapper": {"constructor": "MultiOptimWrapperConstructor", "a": _ONE, "b": {"optim": _SGD}}}, r"^optim_wrapper\.b\.optimizer: this key is missing"),
         ({"param_scheduler": [{"type": "LinearLR"}, {"type": "StepLR", "step_siez": 2}]}, r"^param_scheduler\[1\]\.step_siez: .*'step_size'"),
         ({"param_scheduler": {"a": [{"type": "StepLR"}]}}, r"^param_scheduler\.a\[0\]\.step_size: StepLR needs"),
         ({"param_scheduler": "StepLR"}, r"^param_scheduler: a dict with the key 'type' is needed"),
