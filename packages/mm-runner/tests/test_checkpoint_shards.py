@@ -28,7 +28,9 @@ from mm_runner.hooks import Hook
 _VERSION = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 needs_sharding = pytest.mark.skipif(_VERSION < (2, 8), reason="sharding on the CPU needs torch 2.8")
 needs_folders = pytest.mark.skipif(_VERSION < (2, 4), reason="older torch gathers")
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is (disabled|unavailable):UserWarning"
+)
 
 WHOLE = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 
