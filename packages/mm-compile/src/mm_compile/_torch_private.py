@@ -264,17 +264,14 @@ def without_precompiled_headers() -> Iterator[None]:
 
 
 @contextmanager
-def remembering_probes(file: Path, *, on_cpu: bool) -> Iterator[None]:
+def remembering_probes(file: Path) -> Iterator[None]:
     """Make inductor probe each instruction set only once for all processes.
 
-    A probe compiles and loads a library, which takes more than a second; a processor has up to
-    six. Those of a graph on the CPU begin at once, in a thread: a cold start takes 3 s less.
-    Without the names: every process probes, when it generates C++.
+    Each probe starts an interpreter that loads a library: 1 s of processor time of a warm start.
+    Without the name: every process probes.
     """
-    module = _find("torch._inductor", "cpu_vec_isa")
-    kind = getattr(module, "VecISA", None)
+    kind = _find("torch._inductor.cpu_vec_isa", "VecISA")
     probe: Any = getattr(kind, "check_build", None)
-    find_all: Any = getattr(module, "valid_vec_isa_list", None)
     working = set(file.read_text(encoding="utf-8").splitlines()) if file.exists() else set()
     num_known = len(working)
 
@@ -284,17 +281,34 @@ def remembering_probes(file: Path, *, on_cpu: bool) -> Iterator[None]:
             working.add(name)
         return name in working
 
-    with ExitStack() as stack:
-        if probe is not None:
-            stack.enter_context(_replaced(kind, "check_build", probe_once))
-        if on_cpu and find_all is not None:
-            found = stack.enter_context(ThreadPoolExecutor(1)).submit(copy_context().run, find_all)
-            stack.enter_context(_replaced(module, "valid_vec_isa_list", found.result))
+    with nullcontext() if probe is None else _replaced(kind, "check_build", probe_once):
         yield
     if len(working) > num_known:
         draft = file.with_name(f".{os.getpid()}.probes.tmp")
         draft.write_text("\n".join(sorted(working)), encoding="utf-8")
         draft.replace(file)
+
+
+def probing_meanwhile(inductor: Any) -> Callable[[Any, Any], Any]:
+    """Return ``inductor``, which traces a graph on the CPU while a thread probes instruction sets.
+
+    A processor has up to six probes of more than a second: a cold start takes 3 s less. Without
+    the name: inductor probes when it generates C++.
+    """
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        module = _find("torch._inductor", "cpu_vec_isa")
+        find_all: Any = getattr(module, "valid_vec_isa_list", None)
+        if find_all is None or not all(
+            one.device.type == "cpu" for one in inputs if isinstance(one, torch.Tensor)
+        ):
+            return inductor(graph, inputs)
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(copy_context().run, find_all)
+            with _replaced(module, "valid_vec_isa_list", found.result):
+                return inductor(graph, inputs)
+
+    return compile_graph
 
 
 def _header_of_torch() -> Any:

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from mm_compile import _torch_private as torch_private
 from mm_compile._failure import passing_error
 from mm_compile._torch import describe_backend
@@ -68,18 +66,17 @@ class CodeCache:
     def wrap(self, inductor: Any) -> Callable[[Any, Any], Any]:
         """Return ``inductor``, a function of a graph and inputs, compiling through the cache."""
         if torch_private.can_compile_backward_early():
-            return lambda graph, inputs: self.compile(
-                lambda: inductor(graph, inputs), on_cpu=_are_on_cpu(inputs)
-            )
+            probing = torch_private.probing_meanwhile(inductor)
+            return lambda graph, inputs: self.compile(lambda: probing(graph, inputs))
         # Backward is compiled when it first runs, and enters the cache on its own.
         return torch_private.compile_parts(inductor, self.compile)
 
-    def compile(self, compile_graph: Compile, *, on_cpu: bool = False) -> Any:
-        """Compile a graph, all on the CPU or not, or load it."""
+    def compile(self, compile_graph: Compile) -> Any:
+        """Compile a graph, or load it."""
         if self._folder is None:
             return compile_graph()
         try:
-            return self._compile_in(self._folder, compile_graph, on_cpu=on_cpu)
+            return self._compile_in(self._folder, compile_graph)
         except Exception as error:
             # Broken or unwritable files are the cache's fault.
             if not self._has_code and not isinstance(passing_error(error), OSError):
@@ -97,7 +94,7 @@ class CodeCache:
         self._folder = CodeCache._last_folder = None
         return compiled
 
-    def _compile_in(self, folder: Path, compile_graph: Compile, *, on_cpu: bool) -> Any:
+    def _compile_in(self, folder: Path, compile_graph: Compile) -> Any:
         if CodeCache._last_folder != folder:
             # Otherwise code loaded from another folder would be missing in this one.
             torch_private.forget_loaded_code()
@@ -105,15 +102,10 @@ class CodeCache:
         with ExitStack() as stack:
             stack.enter_context(_inductor_writes_to(folder))
             stack.enter_context(torch_private.caching_graphs())
-            probes = folder / "probes.txt"
-            stack.enter_context(torch_private.remembering_probes(probes, on_cpu=on_cpu))
+            stack.enter_context(torch_private.remembering_probes(folder / "probes.txt"))
             if self._has_libraries:
                 stack.enter_context(torch_private.without_precompiled_headers())
             return compile_graph()
-
-
-def _are_on_cpu(inputs: Any) -> bool:
-    return all(one.device.type == "cpu" for one in inputs if isinstance(one, torch.Tensor))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from mm_dist._launchers._environment import LaunchEnvironment
 from mm_dist._process_group._ending import end_at_exit, restore_variables
 from mm_dist._process_group._timeouts import default_timeout, read_group_timeout
 from mm_dist._rendezvous._meeting import meet
-from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, last_calls, open_store
+from mm_dist._rendezvous._store import StoreAddress, is_kept_by_launcher, open_store
 from mm_dist._state import DistInfo, OwnGroup, state
 from mm_dist.diagnose._error import write_error_file
 from mm_dist.diagnose._failure import install_failure_hook
@@ -76,8 +76,6 @@ def join_group(
     own.restore_hook = install_failure_hook(own.info, board, former=former_hook, is_host=is_host)
     state.own, state.failed, state.local_group, state.kept_store = own, None, None, None
     atexit.register(end_at_exit)
-    if sys.version_info[:2] == (3, 12):
-        last_calls(os.getpid())
     _logger.debug("joined with a timeout of %s", own.info.timeout)
     return own
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -108,35 +106,18 @@ def _connect_in_time(host: str, port: int, rank: int) -> Any:
 def call_in_time(limit_s: float, function: Callable[[], _Result]) -> _Result | None:
     """Call a function in a thread; return ``None`` if it raises, or takes longer than the limit."""
     outcome: list[_Result] = []
-    is_over = threading.Event()
 
     def call() -> None:
         with suppress(Exception):
             outcome.append(function())
-        is_over.set()
 
+    thread = threading.Thread(target=call, name="mm_dist-call", daemon=True)
     try:
-        threading.Thread(target=call, name="mm_dist-call", daemon=True).start()
-    except RuntimeError:  # at the interpreter's end
-        last_calls(os.getpid()).put(call)
-    is_over.wait(limit_s)
+        thread.start()
+        thread.join(limit_s)
+    except RuntimeError:  # Python 3.12 starts no thread once the interpreter ends
+        call()
     return outcome[0] if outcome else None
-
-
-@lru_cache(maxsize=1)
-def last_calls(_process: int) -> "SimpleQueue[Callable[[], None]]":
-    """Start a thread, and return the queue of what it calls.
-
-    Python 3.12 starts no thread once the interpreter ends: ask for it before.
-    """
-    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def serve() -> None:
-        while True:
-            calls.get()()
-
-    threading.Thread(target=serve, name="mm_dist-last-calls", daemon=True).start()
-    return calls
 
 
 def stranger_error(rank: int, host: str, port: int, reason: str) -> LaunchError:
