@@ -24,6 +24,6 @@ def test_first_example_runs_under_torchrun(run_script):
     reason="needs sharding on the CPU and timeouts that gloo can change",
 )
 @pytest.mark.parametrize("example", OTHERS)
-def test_other_examples_run_under_torchrun(run_script, example):
-    result = run_script(example, *TORCHRUN)
+def test_other_examples_run_under_torchrun(run_script, tmp_path, example):
+    result = run_script(f"import os; os.chdir({str(tmp_path)!r})\n{example}", *TORCHRUN)
     assert result.returncode == 0, result.stderr
