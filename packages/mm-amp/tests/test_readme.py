@@ -16,10 +16,11 @@ _BLOCKS = re.findall(
 )
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 _IS_TORCH_2 = hasattr(torch, "compile")
+_HAS_STANCES = hasattr(getattr(torch, "compiler", None), "set_stance")
 _CAN_SHARD_ON_CPU = hasattr(getattr(getattr(torch, "cpu", None), "Stream", None), "record_event")
 _NEEDS = {
     "weights_only=True": (_IS_TORCH_2, "the safe loader of torch 1 cannot read floats"),
-    "amp_receipt": (_IS_TORCH_2, "a receipt needs torch 2.0"),
+    "amp_receipt": (_HAS_STANCES, "a receipt needs torch 2.6"),
     "fully_shard": (_CAN_SHARD_ON_CPU, "sharding works on the CPU after torch 2.6"),
 }
 

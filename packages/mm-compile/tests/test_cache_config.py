@@ -2,12 +2,10 @@ import logging
 import os
 
 import pytest
-import torch
-from toy import Toy, needs_compile
+from toy import Toy, needs_compile, needs_torch_2_4
 
 from mm_compile import ConfigError, TorchVersionError, can_compile, compile_model
-
-IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+from mm_compile._torch import torch_version
 
 
 def test_true_is_for_mm_runner():
@@ -36,7 +34,7 @@ def test_it_is_off(value):
     assert compile_model(Toy(), {"cache": value, "backend": "eager"}).enabled
 
 
-@pytest.mark.skipif(not IS_NEW, reason="needs a torch that keeps graphs")
+@needs_torch_2_4
 def test_asking_creates_nothing_and_another_backend_says_that_it_stores_nothing(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "deep" / "cache"
@@ -47,7 +45,7 @@ def test_asking_creates_nothing_and_another_backend_says_that_it_stores_nothing(
 
 
 @needs_compile
-@pytest.mark.skipif(IS_NEW, reason="needs an old torch")
+@pytest.mark.skipif(torch_version() >= (2, 4), reason="needs an old torch")
 def test_an_old_torch_is_refused_at_once(tmp_path):
     with pytest.raises(TorchVersionError, match=r"compile.cache needs PyTorch >= 2\.4"):
         compile_model(Toy(), {"cache": tmp_path})

@@ -1,17 +1,15 @@
 import warnings
 
-import pytest
 import torch
 import torch.distributed as dist
-from test_cache_warm import IS_NEW, SUPPORT, Product
+from test_cache_warm import Product, needs_inductor
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from toy import needs_torch_2_4
 
 from mm_compile import compile_model
 
-pytestmark = pytest.mark.skipif(
-    not (SUPPORT.ok and IS_NEW), reason=str(SUPPORT.reason or "old torch")
-)
+pytestmark = [needs_inductor, needs_torch_2_4]
 
 
 def train(directory):

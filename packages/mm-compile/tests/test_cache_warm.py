@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from toy import needs_torch_2_4
 
 from mm_compile import (
     CacheFileError,
@@ -18,11 +19,13 @@ from mm_compile import (
     pack_cache,
     unpack_cache,
 )
+from mm_compile._torch import torch_version
 
 SUPPORT = can_compile()
-IS_NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+needs_inductor = pytest.mark.skipif(not SUPPORT.ok, reason=str(SUPPORT.reason))
 pytestmark = [
-    pytest.mark.skipif(not (SUPPORT.ok and IS_NEW), reason=str(SUPPORT.reason or "old torch")),
+    needs_inductor,
+    needs_torch_2_4,
     # Its own imports warn, of another thing in every version of torch.
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -161,6 +164,7 @@ def test_two_directories_in_one_process_are_both_whole(tmp_path, counted):
     assert counted() == (1, 0)
 
 
+@pytest.mark.skipif(torch_version() < (2, 6), reason="this torch's processes load a module once")
 def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, counted):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "cache"

@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from toy import Toy, needs_compile
+from toy import Toy, needs_compile, needs_torch_2_4
 
 from mm_compile import AlreadyCompiledError, CompileError, compile_model
-from mm_compile._torch import torch_version
 
 pytestmark = needs_compile
-needs_compiled_step = pytest.mark.skipif(
-    not (torch_version() >= (2, 4)), reason="this torch compiles no optimizer"
-)
 
 MAKERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -35,7 +31,7 @@ def train(model, optimizer, steps=5):
     return rates
 
 
-@needs_compiled_step
+@needs_torch_2_4
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_compiled_step_updates_as_the_eager_one(model, backend, name):
     model.drop.p = 0.0
@@ -71,7 +67,7 @@ def refuse(_graph_module, _inputs):
     raise NotImplementedError("no kernel for this")
 
 
-@needs_compiled_step
+@needs_torch_2_4
 def test_a_step_that_does_not_compile_follows_on_error():
     def made(on_error):
         torch.manual_seed(0)
@@ -93,7 +89,7 @@ def test_a_step_that_does_not_compile_follows_on_error():
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
 
 
-@needs_compiled_step
+@needs_torch_2_4
 def test_a_lack_of_memory_is_raised_and_the_next_step_compiles():
     errors = [MemoryError("host")]
 
@@ -113,7 +109,7 @@ def test_a_lack_of_memory_is_raised_and_the_next_step_compiles():
     assert handle.report().optimizers[0].is_compiled
 
 
-@needs_compiled_step
+@needs_torch_2_4
 def test_the_report_tells_of_the_step_and_of_its_own_graph_breaks(model, backend):
     handle = compile_model(model, {"backend": backend, "optimizer": True})
     optimizer = torch.optim.AdamW(model.parameters())

@@ -3,12 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from toy import needs_compile
+from toy import needs_compile, needs_torch_2_4
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 @needs_compile
+@needs_torch_2_4
 def test_the_examples_of_the_readme_run(tmp_path):
     first, second = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
     script = tmp_path / "example.py"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from timed import SteppedClock, Timed, TimedBackend, train
 from torch import nn
-from toy import needs_compile
+from toy import needs_compile, needs_torch_2_4
 
 from mm_compile import ConfigError, can_compile, compile_model
 from mm_compile._failure import Failure
@@ -65,6 +65,7 @@ def line_of(text):
 
 
 @needs_compile
+@pytest.mark.skipif(torch_version() < (2, 1), reason="this torch keeps no graph breaks")
 def test_the_report_names_what_is_not_compiled_and_why(backend):
     model = nn.Sequential(Breaking(), Breaking(), nn.Linear(4, 4))
 
@@ -94,6 +95,7 @@ def test_the_report_names_what_is_not_compiled_and_why(backend):
 
 
 @needs_compile
+@needs_torch_2_4
 def test_a_report_is_json(clock):
     model, _, handle = timed_model(clock, verify=1)
     train(model, clock, 30)
@@ -193,7 +195,7 @@ def test_the_report_counts_from_the_handle_on(model, backend):
 # Its own imports warn, of another thing in every version of torch.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("inductor_cache")
-@pytest.mark.skipif(torch_version() < (2, 4), reason="this torch cannot verify")
+@needs_torch_2_4
 def test_inductor_is_verified_with_dropout_where_it_draws_torchs_numbers():
     def run(**cfg):
         torch._dynamo.reset()

@@ -6,12 +6,12 @@ import torch
 from blocks import Block, Stack
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from toy import CountingBackend, needs_compile
+from toy import CountingBackend, needs_compile, needs_torch_2_4
 
 from mm_compile import CompileError, ConfigError, NumericsError, compile_model
 from mm_compile._torch import torch_version
 
-pytestmark = needs_compile
+pytestmark = [needs_compile, needs_torch_2_4]
 
 
 class WrongBackend(CountingBackend):

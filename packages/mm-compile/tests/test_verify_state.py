@@ -7,12 +7,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from toy import needs_compile
+from toy import needs_compile, needs_torch_2_4
 
 from mm_compile import compile_model
 
-pytestmark = needs_compile
-# torch 2.0 computes with what attributes held when it compiled, and compiles no lazy module.
+pytestmark = [needs_compile, needs_torch_2_4]
 
 
 class Layer(nn.Module):

@@ -5,9 +5,13 @@ import torch
 from torch import nn
 
 from mm_compile import CompileError, can_compile
+from mm_compile._torch import torch_version
 
 SUPPORT = can_compile({"backend": "eager"})
 needs_compile = pytest.mark.skipif(not SUPPORT.ok, reason=str(SUPPORT.reason))
+needs_torch_2_4 = pytest.mark.skipif(
+    torch_version() < (2, 4), reason="cache, optimizer and verify need torch 2.4"
+)
 
 
 class Toy(nn.Module):

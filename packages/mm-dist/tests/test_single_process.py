@@ -100,7 +100,7 @@ def test_examples_in_docstrings_run(name):
     if mm_dist.available_device_type() != "cpu":
         pytest.skip("the examples show a machine without accelerator")
     if name == "mm_dist._wrappers._sharded_state":  # imported where a model is sharded
-        pytest.importorskip("torch.distributed.checkpoint.state_dict", reason="older torch")
+        pytest.importorskip("torch.distributed.tensor.placement_types", reason="older torch")
     module = importlib.import_module(name)
     result = doctest.testmod(module, extraglobs={"torch": torch, **vars(mm_dist)})
     assert result.failed == 0

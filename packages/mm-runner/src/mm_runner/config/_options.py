@@ -6,11 +6,14 @@ import ast
 import re
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from mm_runner.errors import ConfigError
+
+from ._yaml import parse_yaml
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 # What stands in quotes, and a bare word among brackets and commas.
@@ -51,7 +54,7 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
             are neither stay text, also in lists. ``a,b`` is the list of both.
 
     Raises:
-        ConfigError: If one has no ``=`` or no path, or brackets that do not match.
+        ConfigError: If one has no ``=`` or no path, or brackets or braces that do not match.
 
     Example:
         >>> parse_options(["lr=1e-3", "hooks=[]", "name=run,2", "size=(1,2)", "on=true"])
@@ -73,7 +76,8 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 def _value(text: str, option: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    for source in (text, _QUOTED_OR_WORD.sub(_as_literal, text)):
+    words = "" if text.startswith("{") else _QUOTED_OR_WORD.sub(_as_literal, text)
+    for source in (text, words):
         try:
             value = ast.literal_eval(source)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -81,7 +85,7 @@ def _value(text: str, option: str) -> Any:
         return list(value) if isinstance(value, tuple) and not text.startswith("(") else value
     if text.startswith(("[", "(")):
         raise ConfigError(f"{option!r} was given; its brackets do not match.")
-    return text
+    return parse_yaml(Path(option), text) if text.startswith("{") else text
 
 
 def _as_literal(match: re.Match[str]) -> str:
