@@ -14,7 +14,6 @@ from mm_npu._optimizers._guard import guard_native
 
 pytestmark = [
     # Of torch, about torch_npu's code.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:This overload of add_ is deprecated:UserWarning"),
 ]
 each_name = pytest.mark.parametrize("name", sorted(RULES))

@@ -11,7 +11,6 @@ import mm_npu
 pytestmark = [
     pytest.mark.filterwarnings("ignore::mm_npu.PortableOptimizerWarning"),
     # Of torch, about torch_npu's code.
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:This overload of add_ is deprecated:UserWarning"),
 ]
 each_case = pytest.mark.parametrize(("name", "options"), EACH_CASE, ids=CASE_IDS)

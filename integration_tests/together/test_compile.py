@@ -7,8 +7,6 @@ import torch
 
 SCRIPT = Path(__file__).with_name("compiled_runs.py")
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-# Said by the loader of torch 2.0.
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 
 
 def read(folder):
