@@ -27,8 +27,7 @@ class Block(NamedTuple):
 
     @property
     def is_script(self):
-        """Whether it is a whole script, not a few lines that only show how a call is written."""
-        return self.language == "python" and "import" in self.text and not self.file_name
+        return self.language == "python" and not self.file_name
 
     @property
     def is_command(self):

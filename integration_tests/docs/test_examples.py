@@ -1,11 +1,11 @@
 """The documents' examples run as they stand, and are the same in both languages.
 
-A block of ``python`` that imports something is a script. One that begins with a comment which is
-the name of a file, in any language, is that file: the page's scripts may import it, and its
-commands find it. Blocks of ``sh`` are commands; each page's run one after the other in one folder,
-with mm-runner's examples in it. A block of ``text`` below a script or a command is what it prints,
-with a line ``...`` for what may be otherwise. Blocks of ``bash`` need more than a test has, such as
-a cluster, and are only shown.
+A block of ``python`` is a script, in which ``Runner(..., more)`` stands for a whole small run. A
+block that begins with a comment which is the name of a file, in any language, is that file: the
+page's scripts may import it, and its commands find it. Blocks of ``sh`` are commands; each page's
+run one after the other in one folder, with mm-runner's examples in it. A block of ``text`` below a
+script or a command is what it prints, with a line ``...`` for what may be otherwise. Blocks of
+``bash`` need more than a test has, such as a cluster, and are only shown.
 """
 
 import ast
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pages import LANGUAGES, PAGES, ROOT, blocks_of, read_blocks, write_files
@@ -52,7 +53,11 @@ def test_example_runs(page, number, tmp_path):
     blocks = read_blocks("en", page)
     script = blocks[number]
     write_files(blocks[:number], tmp_path)
-    (tmp_path / "example.py").write_text(script.text, encoding="utf-8")
+    text = script.text
+    if "Runner(..." in "".join(text.split()):
+        shutil.copy(Path(__file__).with_name("small_run.py"), tmp_path)
+        text = f"from small_run import Runner\n{text}runner.train()\n"
+    (tmp_path / "example.py").write_text(text, encoding="utf-8")
     launcher = _TORCHRUN if _NEEDS_RANKS.search(script.text) else ()
     status, printed = run(
         [sys.executable, *launcher, "example.py"], tmp_path, PYTHONWARNINGS="error"
