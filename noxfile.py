@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.resolve()
 SHARED_TORCH = ROOT / ".nox" / "torch"
 # mm-runner last: it is the one that needs the others.
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 14)
 
 
 class Torch(NamedTuple):
@@ -50,7 +50,7 @@ TORCH = {
     "2.6.0": Torch("3.12"),
     "2.13.0": Torch(None),
     "2.14.1": Torch("3.13"),
-    "2.15.0": Torch("3.13"),
+    "2.15.0": Torch("3.14"),
 }
 DEFAULT_TORCH = "2.13.0"
 # What mm-runner is compared with, each in the version that the comparison was written for.
@@ -444,7 +444,7 @@ def shared_torch(session: nox.Session, torch: str) -> Path:
     if torch == DEFAULT_TORCH and not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         session.error(
             f"torch {torch} was asked for; nox runs on Python {version[0]}.{version[1]}, which it "
-            "has no wheels for. Run nox with Python 3.10 to 3.13."
+            "has no wheels for. Run nox with Python 3.10 to 3.14."
         )
     site = SHARED_TORCH / f"{torch}-cp{version[0]}{version[1]}"
     if not site.is_dir():

@@ -62,8 +62,8 @@ def list_results(cells):
     columns = list(dict.fromkeys((cell["torch"], cell["python"]) for cell in cells))
     yield [f"torch {torch}, Python {python}" for torch, python in columns]
     for of in [*(folder.name for folder in PACKAGES), "together"]:
-        shown = {cell["torch"]: describe(cell) for cell in cells if cell["of"] == of}
-        yield f"`{of}`", *(shown.get(torch, "") for torch, _ in columns)
+        shown = {(x["torch"], x["python"]): describe(x) for x in cells if x["of"] == of}
+        yield f"`{of}`", *(shown.get(column, "") for column in columns)
 
 
 def describe(cell):
@@ -92,13 +92,15 @@ def write_table(page, name, head, rows):
 def main():
     file = DOCS / "matrix.json"
     cells = {
-        (x["of"], x["torch"]): x
+        (x["of"], x["torch"], x["python"]): x
         for x in json.loads(file.read_text())
         if x["torch"] not in sys.argv[2:]
     }
     for report in map(read_report, Path(sys.argv[1]).glob("*.xml")):
-        cells[report["of"], report["torch"]] = report
-    results = sorted(cells.values(), key=lambda x: [int(n) for n in x["torch"].split(".")])
+        cells[report["of"], report["torch"], report["python"]] = report
+    results = sorted(
+        cells.values(), key=lambda x: [int(n) for n in f"{x['torch']}.{x['python']}".split(".")]
+    )
     file.write_text(json.dumps(results, indent=1) + "\n")
     columns, *rows = list_results(results)
     tables = {"requirements": list(list_requirements()), "results": rows}

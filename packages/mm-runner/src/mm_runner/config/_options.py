@@ -13,8 +13,6 @@ from typing_extensions import override
 
 from mm_runner.errors import ConfigError
 
-from ._yaml import parse_yaml
-
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 # What stands in quotes, and a bare word among brackets and commas.
 _QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^,()\[\]\s](?:[^,()\[\]]*[^,()\[\]\s])?")
@@ -85,7 +83,11 @@ def _value(text: str, option: str) -> Any:
         return list(value) if isinstance(value, tuple) and not text.startswith("(") else value
     if text.startswith(("[", "(")):
         raise ConfigError(f"{option!r} was given; its brackets do not match.")
-    return parse_yaml(Path(option), text) if text.startswith("{") else text
+    if text.startswith("{"):
+        from ._yaml import parse_yaml  # noqa: PLC0415 - only where it is needed
+
+        return parse_yaml(Path(option), text)
+    return text
 
 
 def _as_literal(match: re.Match[str]) -> str:
