@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from itertools import count
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import ref
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as text
-_numbers = count()
+_num_copies = [0]  # dynamo copies an itertools.count, which Python 3.13 warns of
 
 
 class MethodSlot:
@@ -94,7 +93,8 @@ def function_of(module: nn.Module, attribute: str) -> FunctionType:
 
 def copy_function(function: FunctionType) -> FunctionType:
     """Copy a function together with its code object, which gets a unique name."""
-    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_numbers)}")
+    _num_copies[0] += 1
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{_num_copies[0]}")
     copied = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
