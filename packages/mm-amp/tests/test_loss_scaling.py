@@ -48,7 +48,7 @@ def test_state_without_a_scaler_loads_into_one_with_one_log_line(model, caplog, 
     wrapper = _wrap(model)
     with caplog.at_level(logging.INFO):
         wrapper.load_state_dict({**OptimWrapper(_optimizer(model)).state_dict(), **saved})
-    assert "holds no loss scaler; the loss scale starts afresh" in caplog.text
+    assert "holds no loss scaler; the loss scale starts at init_scale" in caplog.text
     assert wrapper.loss_scaler.get_scale() == 1024
 
 

@@ -6,7 +6,7 @@
         --launcher pytorch
     srun --ntasks=16 --ntasks-per-node=8 python examples/distributed_training.py --launcher="slurm"
 
-Run again with ``--resume``, it goes on where it stopped.
+Run again with ``--resume``, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--device", help="cpu, cuda, npu, ...; by default what is there")
     parser.add_argument("--at-least", type=float, default=0, help="test accuracy that is a success")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     return parser.parse_args()
 
 

@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     add_launcher_arguments(parser)
     parser.add_argument("--work-dir", default="work_dirs/train")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument("--amp", choices=["float16", "bfloat16", "auto"], help="mixed precision")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
     parser.add_argument("--optimizer", default="SGD", help="any of torch.optim, or NpuFusedAdamW")

@@ -20,7 +20,7 @@ def test_accuracy_is_the_share_of_right_labels():
 def test_more_results_than_samples_are_dropped_and_told():
     metric = Accuracy()
     metric.process(None, (SCORES, torch.tensor([0, 1, 1])))
-    with pytest.warns(UserWarning, match=r"Accuracy has 3 results of a dataset of 2 samples.* 1 "):
+    with pytest.warns(UserWarning, match=r"has 3 results of a dataset of 2 samples, 1 too"):
         assert metric.evaluate(2) == {"accuracy": 1.0}
 
 
@@ -262,6 +262,14 @@ def test_a_collection_reports_each_of_its_metrics(make_runner):
     metrics = make_runner(val_evaluator=torchmetrics.MetricCollection(both)).val()
     assert metrics.keys() == both.keys()
     assert len(metrics["each"]) == 3
+
+
+def test_more_results_than_samples_are_told_of_a_metric_of_torchmetrics():
+    torchmetrics = pytest.importorskip("torchmetrics", exc_type=ImportError)
+    evaluator = Evaluator(torchmetrics.MeanMetric())
+    evaluator.process({"value": torch.ones(3)})
+    with pytest.warns(UserWarning, match="MeanMetric has 3 results of a dataset of 2 samples"):
+        evaluator.evaluate(2)
 
 
 def test_a_metric_of_torchmetrics_takes_what_its_update_does():

@@ -391,7 +391,7 @@ def test_what_an_mmengine_checkpoint_does_not_say_is_taken_from_its_counts(make_
     resumed.train()
     assert [labels for _, labels, _ in rest.steps] == [labels for _, labels, _ in seen.steps[8:]]
     log = (resumed.log_dir / f"{resumed.timestamp}.log").read_text()
-    assert "no random numbers of this process: they start anew from the seed" in log
+    assert "no random numbers of this process: they start again from the seed" in log
 
 
 def test_data_of_another_length_are_named(make_runner):

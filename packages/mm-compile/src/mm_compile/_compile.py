@@ -37,7 +37,7 @@ def compile_model(
 
     The model stays the same object: its parameters, the keys of its ``state_dict``, its hooks and
     its training mode do not change. Copies of it run eagerly. The config is checked here; compiling
-    happens at the model's first call. Go on with the model, not with the handle.
+    happens at the model's first call. Call the model, not the handle.
 
     Args:
         model: A module, or one wrapped by torch's ``DistributedDataParallel``.

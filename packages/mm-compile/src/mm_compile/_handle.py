@@ -17,8 +17,8 @@ from ._warm_up import WarmUp
 
 _logger = logging.getLogger(__name__)
 _IN_PLACE = (
-    "compile_model compiles the model in place and returns this handle, which is no model: go on "
-    "with the model itself, without `model = ` before compile_model(model, ...)."
+    "compile_model compiles the model in place and returns this handle, which is no model: use "
+    "the model itself, without `model = ` before compile_model(model, ...)."
 )
 
 

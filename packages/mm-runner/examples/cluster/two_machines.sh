@@ -4,8 +4,8 @@
 #     bash examples/cluster/two_machines.sh ADDRESS_OF_THE_FIRST examples/digits.yaml
 #
 # Options of `mm-runner train` may follow the configuration. Both machines need the same folder for
-# checkpoints, such as one on NFS. If a process or a machine fails, training goes on from the newest
-# checkpoint, as soon as both are there again.
+# checkpoints, such as one on NFS. If a process or a machine fails, training resumes from the newest
+# checkpoint as soon as both are there again.
 set -eu
 first=$1
 shift

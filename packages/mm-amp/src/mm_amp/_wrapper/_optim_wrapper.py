@@ -514,7 +514,7 @@ class OptimWrapper(OptimizerProxy):
         elif saved:
             _logger.info("The state holds a loss scaler, which is not used: losses are not scaled.")
         elif self._scaling is not None:
-            _logger.info("The state holds no loss scaler; the loss scale starts afresh.")
+            _logger.info("The state holds no loss scaler; the loss scale starts at init_scale.")
         if self._skips is not None:
             self._skips.load(state.get(_SKIPS_KEY))
         self._watch.expects_none = None  # a restored run may restore gradients too

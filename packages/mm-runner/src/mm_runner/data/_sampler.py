@@ -169,7 +169,7 @@ class DataSettings(NamedTuple):
     """Settings of the run that its loaders depend on."""
 
     seed: int  # of samplers and workers
-    generator: torch.Generator  # of the loader; the run seeds it anew each epoch
+    generator: torch.Generator  # of the loader; the run seeds it each epoch
     rank: int = 0
     world_size: int = 1
     device: torch.device | None = None  # where batches go

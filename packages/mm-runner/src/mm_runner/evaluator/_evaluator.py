@@ -18,7 +18,7 @@ from mm_runner.errors import ComponentNotFoundError, ConfigError
 from mm_runner.registry import EVALUATOR, METRICS, adopt, build_from_cfg, short_repr
 from mm_runner.registry._build import path_within
 
-from ._metric import BaseMetric, as_number
+from ._metric import BaseMetric, as_number, warn_of_surplus
 from ._predictions import select, size_of
 
 # Where the words of a class's name begin.
@@ -226,7 +226,9 @@ class _TorchMetric:
     def evaluate(self, size: int) -> dict[str, Any]:
         share, rank = self._num_samples, mm_dist.get_rank()
         shares = dict(enumerate(mm_dist.all_gather_object(share)))
-        if share and sum(shares.values()) > size:
+        total = sum(shares.values())
+        warn_of_surplus(self.metric, total, size)
+        if share and total > size:
             having = [one for one, number in shares.items() if number]
             share = len(range(having.index(rank), size, len(having)))
         self._update(leave_out=max(self._num_samples - share, 0))

@@ -81,13 +81,7 @@ class BaseMetric(ABC):
         results = self.results
         # A metric may keep one entry per batch, as MMEngine's guide shows: fewer than samples.
         total = sum(mm_dist.all_gather_object(len(results)))
-        if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
-            warnings.warn(
-                f"{type(self).__name__} has {total:,} results of a dataset of {size:,} samples; "
-                f"the last {total - size:,} are dropped. Let process() append one entry per "
-                "sample, and an iterable dataset give each process its share.",
-                stacklevel=2,
-            )
+        warn_of_surplus(self, total, size)
         gathered = mm_dist.collect_results(results, min(size, total))
         metrics: Any = run_on_main(lambda: self.compute_metrics(gathered or []))
         self.reset()
@@ -152,6 +146,17 @@ class Accuracy(BaseMetric):
                 "batch_size smaller, drop_last false, or the dataset larger."
             )
         return {"accuracy": sum(results) / len(results)}
+
+
+def warn_of_surplus(metric: Any, total: int, size: int) -> None:
+    """Warn of more results than samples, unless they only fill up the processes' shares."""
+    if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
+        warnings.warn(
+            f"{type(metric).__name__} has {total:,} results of a dataset of {size:,} samples, "
+            f"{total - size:,} too many. Let process() append one entry per sample, and an "
+            "iterable dataset give each process its share.",
+            stacklevel=3,
+        )
 
 
 def as_number(value: Any) -> int | float | None:

@@ -86,7 +86,7 @@ class EpochBasedTrainLoop(AbstractTrainLoop):
             return
         found = f"train_dataloader gave {num_drawn} batches in an epoch, and its length is {length}"
         if num_drawn == 0:
-            raise ConfigError(f"{found}. Let the dataset begin anew whenever it is iterated over.")
+            raise ConfigError(f"{found}. Let the dataset start over whenever it is iterated over.")
         self._warn_once(
             "length",
             f"{found}: schedules by step, accumulation and the progress bar use the latter. "

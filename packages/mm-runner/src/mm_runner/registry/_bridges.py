@@ -50,7 +50,7 @@ def bridges() -> Iterator[tuple[str, Any]]:
         except ImportError as error:
             raise ComponentNotFoundError(
                 f"{entry.name} is installed, and {entry.value}, which lets a run use its "
-                f"components, cannot be imported: {error}. Mend or uninstall {entry.name}."
+                f"components, cannot be imported: {error}. Repair or uninstall {entry.name}."
             ) from error
 
 

@@ -272,7 +272,7 @@ class Registry:
         for entry in advertised.values():
             package = entry.dist and entry.dist.name
             asked = f"The {self.name} {name!r} was found as {entry.value} of the package {package}"
-            return _load(entry.value, asked, "Mend or reinstall that package.")
+            return _load(entry.value, asked, "Repair or reinstall that package.")
         return None
 
 

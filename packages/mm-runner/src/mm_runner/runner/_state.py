@@ -294,7 +294,7 @@ class RunState:
         runner, loop = self._runner, self._runner.train_loop
         if not state:
             runner.logger.warning(
-                "The checkpoint has no random numbers of this process: they start anew from the "
+                "The checkpoint has no random numbers of this process: they start again from the "
                 "seed."
             )
             rank, num_steps = (

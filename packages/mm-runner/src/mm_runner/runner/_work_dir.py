@@ -96,7 +96,7 @@ def holding_work_dir(run: Runner, *, is_fresh: bool) -> Iterator[Callable[[], No
             more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
             raise WorkDirError(
                 f"work_dir={str(run.work_dir)!r} holds the checkpoints of an earlier run "
-                f"({names}{more}), and this one starts afresh. Go on from them with "
+                f"({names}{more}), and this one starts from the beginning. Resume that run with "
                 "resume=True (--resume), choose another work_dir (--work-dir), or delete them "
                 "with overwrite=True (--overwrite)."
             )

@@ -72,7 +72,7 @@ def convert_mmengine_checkpoint(
     source, target = Path(source), Path(target)
     left_out: dict[str, str] = {}
     content: dict[Any, Any] = read_file(source, unpickler=_Unpickler)
-    if content.pop("message_hub", None) is not None:  # scalars.jsonl begins anew
+    if content.pop("message_hub", None) is not None:  # scalars.jsonl starts from nothing
         left_out["message_hub"] = "MMEngine's logs"
     try:
         checkpoint = _arrange(_convert(content, "checkpoint", left_out))
