@@ -122,7 +122,7 @@ def _origin() -> str:
         code = frame.f_code
         path = Path(code.co_filename)
         is_library = any(one in code.co_filename for one in _LIBRARIES)
-        if not place and not is_library and path.name != "warnings.py":
+        if not place and not is_library and not path.name.endswith("warnings.py"):
             place = f"{path.parent.name}/{path.name}:{line} in {code.co_name}"
         owner = frame.f_locals.get("self") if "self" in code.co_varnames[:1] else None
         if isinstance(owner, Hook) and code.co_filename != __file__:
