@@ -64,7 +64,8 @@ PREEMPTED = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 print("ready", flush=True)
-time.sleep(60)
+while True:  # a signal that comes just before a sleep does not end it
+    time.sleep(0.1)
 """
 
 
