@@ -1,8 +1,7 @@
 """Write the tables of ``docs/*/matrix.md`` from test reports and the packages' metadata.
 
-Usage: ``matrix_page.py REPORTS VERSION ...``: a folder with a JUnit file for each cell that ran,
-such as ``mm-amp_1.13.1_3.10.xml``, and the versions of torch that were asked for.
-``docs/matrix.json`` keeps the results, those of other versions too.
+Usage: ``matrix_page.py REPORTS``: a folder with a JUnit file for each cell that ran, such as
+``mm-amp_1.13.1_3.10.xml``. ``docs/matrix.json`` keeps the results, those of other columns too.
 """
 
 import json
@@ -59,11 +58,15 @@ def list_requirements():
 
 
 def list_results(cells):
-    columns = list(dict.fromkeys((cell["torch"], cell["python"]) for cell in cells))
+    columns = list(dict.fromkeys(map(column_of, cells)))
     yield [f"torch {torch}, Python {python}" for torch, python in columns]
     for of in [*(folder.name for folder in PACKAGES), "together"]:
-        shown = {(x["torch"], x["python"]): describe(x) for x in cells if x["of"] == of}
+        shown = {column_of(cell): describe(cell) for cell in cells if cell["of"] == of}
         yield f"`{of}`", *(shown.get(column, "") for column in columns)
+
+
+def column_of(cell):
+    return cell["torch"], cell["python"]
 
 
 def describe(cell):
@@ -91,25 +94,19 @@ def write_table(page, name, head, rows):
 
 def main():
     file = DOCS / "matrix.json"
-    cells = {
-        (x["of"], x["torch"], x["python"]): x
-        for x in json.loads(file.read_text())
-        if x["torch"] not in sys.argv[2:]
-    }
-    for report in map(read_report, Path(sys.argv[1]).glob("*.xml")):
-        cells[report["of"], report["torch"], report["python"]] = report
-    results = sorted(
-        cells.values(), key=lambda x: [int(n) for n in f"{x['torch']}.{x['python']}".split(".")]
-    )
+    new = [read_report(path) for path in Path(sys.argv[1]).glob("*.xml")]
+    columns = {column_of(cell) for cell in new}
+    kept = [cell for cell in json.loads(file.read_text()) if column_of(cell) not in columns]
+    results = sorted(kept + new, key=lambda x: [int(n) for n in ".".join(column_of(x)).split(".")])
     file.write_text(json.dumps(results, indent=1) + "\n")
-    columns, *rows = list_results(results)
+    heading, *rows = list_results(results)
     tables = {"requirements": list(list_requirements()), "results": rows}
     tables |= {kind: list(list_cells_by(kind, results)) for kind in ("failed", "skipped")}
     for language, heads in HEADS.items():
         path = DOCS / language / "matrix.md"
         page = path.read_text(encoding="utf-8")
         for name, found in tables.items():
-            head = [*heads[name], *(columns if name == "results" else ())]
+            head = [*heads[name], *(heading if name == "results" else ())]
             page = write_table(page, name, head, found)
         path.write_text(page, encoding="utf-8")
 

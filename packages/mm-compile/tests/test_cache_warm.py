@@ -164,7 +164,7 @@ def test_two_directories_in_one_process_are_both_whole(tmp_path, counted):
     assert counted() == (1, 0)
 
 
-@pytest.mark.skipif(torch_version() < (2, 6), reason="this torch's processes load a module once")
+@pytest.mark.skipif(torch_version() < (2, 6), reason="before torch 2.6 a process loads code once")
 def test_code_that_does_not_load_is_said_and_compiled_again(tmp_path, caplog, counted):
     caplog.set_level(logging.WARNING, "mm_compile")
     directory = tmp_path / "cache"

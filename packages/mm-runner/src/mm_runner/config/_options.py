@@ -6,7 +6,6 @@ import ast
 import re
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -14,8 +13,9 @@ from typing_extensions import override
 from mm_runner.errors import ConfigError
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None, "null": None}
-# What stands in quotes, and a bare word among brackets and commas.
-_QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^,()\[\]\s](?:[^,()\[\]]*[^,()\[\]\s])?")
+# What stands in quotes, and a bare word among brackets, commas and the colons after keys.
+_LETTER = r"(?:[^,()\[\]{}:\s]|:(?!\s))"
+_QUOTED_OR_WORD = re.compile(rf"'[^']*'|\"[^\"]*\"|{_LETTER}(?:(?:{_LETTER}|\s)*{_LETTER})?")
 
 
 class DictAction(Action):
@@ -49,10 +49,10 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 
     Args:
         options: Each ``path=value``. A value is read as Python or YAML would read it; words that
-            are neither stay text, also in lists. ``a,b`` is the list of both.
+            are neither stay text, also in lists and dicts. ``a,b`` is the list of both.
 
     Raises:
-        ConfigError: If one has no ``=`` or no path, or brackets or braces that do not match.
+        ConfigError: If one has no ``=`` or no path, or brackets that do not match.
 
     Example:
         >>> parse_options(["lr=1e-3", "hooks=[]", "name=run,2", "size=(1,2)", "on=true"])
@@ -74,19 +74,16 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
 def _value(text: str, option: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    words = "" if text.startswith("{") else _QUOTED_OR_WORD.sub(_as_literal, text)
-    for source in (text, words):
+    for source in (text, _QUOTED_OR_WORD.sub(_as_literal, text)):
         try:
             value = ast.literal_eval(source)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
+        if isinstance(value, set):  # {epoch} is part of a file name
+            break
         return list(value) if isinstance(value, tuple) and not text.startswith("(") else value
     if text.startswith(("[", "(")):
         raise ConfigError(f"{option!r} was given; its brackets do not match.")
-    if text.startswith("{"):
-        from ._yaml import parse_yaml  # noqa: PLC0415 - only where it is needed
-
-        return parse_yaml(Path(option), text)
     return text
 
 

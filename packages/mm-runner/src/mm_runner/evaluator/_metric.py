@@ -153,8 +153,8 @@ def warn_of_surplus(metric: Any, total: int, size: int) -> None:
     if total - size >= mm_dist.get_world_size() and mm_dist.is_main_process():
         warnings.warn(
             f"{type(metric).__name__} has {total:,} results of a dataset of {size:,} samples, "
-            f"{total - size:,} too many. Let process() append one entry per sample, and an "
-            "iterable dataset give each process its share.",
+            f"{total - size:,} too many, so its values may be wrong. Keep one result per sample, "
+            "and let an iterable dataset give each process its share.",
             stacklevel=3,
         )
 

@@ -24,7 +24,7 @@ class LoggerHook(Hook):
     """Log a line per interval, in validations and tests too, and move the progress bar.
 
     A number in a training line is the mean over the newest steps (``log_processor.window_size`` of
-    them) and over all processes. The hook warns once of a number that was not finite in any of
+    them) and over all processes. The hook warns once of a number that was finite in none of
     these.
 
     Args:
