@@ -9,11 +9,10 @@ from mm_runner import Runner
 
 
 def main(num_steps):
-    loader = {"batch_size": recipe.BATCH_SIZE, "collate_fn": "default_collate"}
     Runner(
         model={"type": recipe.GPT},
         work_dir="work_dir",
-        train_dataloader={"dataset": recipe.Windows(), **loader},
+        train_dataloader={"dataset": recipe.Batches(), "batch_size": None},
         train_cfg={
             "by_epoch": False,
             "max_iters": num_steps,
@@ -44,7 +43,11 @@ def main(num_steps):
                 "end": recipe.DECAY_END,
             },
         ],
-        val_dataloader={"dataset": recipe.EvaluationWindows(), **loader},
+        val_dataloader={
+            "dataset": recipe.EvaluationWindows(),
+            "batch_size": recipe.BATCH_SIZE,
+            "collate_fn": "default_collate",
+        },
         val_evaluator=Losses(),
         default_hooks={
             "logger": {"type": "LoggerHook", "interval": 1},

@@ -54,16 +54,15 @@ def draw_batches(split, seed):
         yield {"inputs": text[places], "targets": text[places + 1]}
 
 
-class Windows(IterableDataset):
-    """The same windows one by one, to train on: without end."""
+class Batches(IterableDataset):
+    """Batches to train on, without end."""
 
     def __iter__(self):
-        for batch in draw_batches("train", SEED):
-            yield from _split(batch)
+        return draw_batches("train", SEED)
 
 
 class EvaluationWindows(IterableDataset):
-    """Windows of both splits, others in each evaluation."""
+    """The windows of batches of both splits one by one, others in each evaluation."""
 
     def __init__(self):
         self._draws = {split: draw_batches(split, SEED + 1) for split in ("train", "val")}
@@ -74,11 +73,8 @@ class EvaluationWindows(IterableDataset):
     def __iter__(self):
         for split, batches in self._draws.items():
             for batch in itertools.islice(batches, EVAL_BATCHES):
-                yield from ({**one, "split": split} for one in _split(batch))
-
-
-def _split(batch):
-    return ({"inputs": x, "targets": y} for x, y in zip(*batch.values(), strict=True))
+                for inputs, targets in zip(*batch.values(), strict=True):
+                    yield {"inputs": inputs, "targets": targets, "split": split}
 
 
 class Block(nn.Module):

@@ -9,6 +9,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -191,6 +192,24 @@ def test_num_batch_per_epoch_needs_a_batch_size_and_a_length():
     del cfg["batch_size"]
     with pytest.raises(ConfigError, match=r"\.num_batch_per_epoch.* got None and Blobs"):
         build(cfg)
+
+
+def test_an_iterable_dataset_may_give_whole_batches_to_train_on():
+    batches = [{"inputs": torch.rand(size, 2)} for size in (3, 1)]
+
+    class Batches(IterableDataset):
+        def __iter__(self):
+            return iter(batches)
+
+    cfg = {"dataset": Batches(), "batch_size": None}
+    pairs = zip(build(cfg), batches, strict=True)
+    assert all(one["inputs"] is two["inputs"] for one, two in pairs)
+    with pytest.raises(ConfigError, match=r"^train_dataloader\.batch_size: .*got Blobs"):
+        build(loader_cfg(batch_size=None))
+    with pytest.raises(ConfigError, match=r"^val_dataloader\.batch_size: .*to train on"):
+        build_dataloader(
+            cfg, DataSettings(0, torch.Generator(), 0, 1), shuffle=False, where="val_dataloader"
+        )
 
 
 def test_a_dataset_config_is_built_and_asked_to_read_its_files(monkeypatch):
