@@ -292,8 +292,8 @@ def remembering_probes(file: Path) -> Iterator[None]:
 def probing_meanwhile(inductor: Any) -> Callable[[Any, Any], Any]:
     """Return ``inductor``, which traces a graph on the CPU while a thread probes instruction sets.
 
-    A processor has up to six probes of more than a second: a cold start takes 3 s less. Without
-    the name: inductor probes when it generates C++.
+    A processor has up to six probes of more than a second; only those of the best set are made.
+    Without the names: all are, or inductor makes them when it generates C++.
     """
 
     def compile_graph(graph: Any, inputs: Any) -> Any:
@@ -303,9 +303,24 @@ def probing_meanwhile(inductor: Any) -> Callable[[Any, Any], Any]:
             one.device.type == "cpu" for one in inputs if isinstance(one, torch.Tensor)
         ):
             return inductor(graph, inputs)
+
+        # Only x86 has names. The best set comes first.
+        names = set(getattr(module, "x86_isa_checker", list)())
+        sets = [
+            one
+            for one in getattr(module, "supported_vec_isa_list", ())
+            if names.issuperset(str(one).split())
+        ]
+        config: Any = import_module("torch._inductor.config")
+
+        def find() -> list[Any]:
+            is_limited = config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ
+            best = None if is_limited else found.result()
+            return list(find_all()) if best is None else [best]
+
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(copy_context().run, find_all)
-            with _replaced(module, "valid_vec_isa_list", found.result):
+            found = pool.submit(copy_context().run, lambda: next(filter(None, sets), None))
+            with _replaced(module, "valid_vec_isa_list", find):
                 return inductor(graph, inputs)
 
     return compile_graph
