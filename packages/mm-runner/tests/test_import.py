@@ -19,6 +19,7 @@ def test_import_loads_little_and_changes_nothing(run_script):
     package, config, runner = map(json.loads, result.stdout.splitlines())
     assert [name for name in package[0] if name.startswith("mm_")] == [
         "mm_runner",
+        "mm_runner._lazy",
         "mm_runner.errors",
     ]
     for loaded, is_unchanged in (package, config):

@@ -11,7 +11,7 @@ from mm_dist._errors import ConfigError
 def find_plugins(group: str) -> dict[str, EntryPoint]:
     """Map each name of an entry-point group to its entry point."""
     found: dict[str, EntryPoint] = {}
-    for entry in _read_entry_points(tuple(sys.path)).select(group=group):
+    for entry in _read_entry_points(group, tuple(sys.path)):
         known = found.setdefault(entry.name, entry)
         # One distribution can be seen twice (an editable install beside its wheel): same value.
         if known.value != entry.value:
@@ -23,6 +23,6 @@ def find_plugins(group: str) -> dict[str, EntryPoint]:
 
 
 @lru_cache(maxsize=8)
-def _read_entry_points(_path: tuple[str, ...]) -> Any:
+def _read_entry_points(group: str, _path: tuple[str, ...]) -> Any:
     """Read all distributions on ``sys.path``, which takes long where many are installed."""
-    return entry_points()
+    return entry_points(group=group)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ._lazy import importing
 from .errors import (
     CheckpointError,
     ComponentNotFoundError,
@@ -27,19 +28,8 @@ __all__ = [
     "WorkDirError",
 ]
 __version__ = version("mm-runner")
-
-
-def __getattr__(name: str) -> Any:
-    """Import the Runner on first use: ``import mm_runner`` stays as cheap as its errors."""
-    if name == "Config":
-        from .config import Config  # noqa: PLC0415
-
-        return Config
-    if name == "Runner":
-        from .runner import Runner  # noqa: PLC0415
-
-        return Runner
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# ``import mm_runner`` stays as cheap as its errors.
+__getattr__ = importing(__name__, {"Config": "config", "Runner": "runner"})
 
 
 def __dir__() -> list[str]:

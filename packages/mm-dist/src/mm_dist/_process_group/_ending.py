@@ -13,8 +13,6 @@ from mm_dist._backends import backend_names
 from mm_dist._devices import find_accelerator_of, synchronize_device
 from mm_dist._rendezvous._store import is_kept_by_launcher
 from mm_dist._state import OwnGroup, find_own_group, state
-from mm_dist.diagnose._failure import abort_groups, is_interactive, release_peers
-from mm_dist.diagnose._failure_board import FailureBoard
 
 _THREAD_GRACE_S = 0.05
 # How long a rank waits at the end for the others: to part together, and to keep the store.
@@ -60,19 +58,24 @@ def end_at_exit() -> None:
     own = state.own
     if own is None or own.pid != os.getpid():
         return
-    is_clean = is_interactive() or getattr(sys, "last_value", None) is None
+    from mm_dist.diagnose import _failure  # noqa: PLC0415 (only with a group)
+
+    is_clean = _failure.is_interactive() or getattr(sys, "last_value", None) is None
     if state.failed is None and is_clean:
         _end(own)
         return
     if state.failed is None:
         # A hook that does not call ours has printed the exception.
-        release_peers(own)
+        _failure.release_peers(own)
     if own.hang_report is not None:
         own.hang_report.end_thread()
     time.sleep(_THREAD_GRACE_S)
 
 
 def _leave(own: OwnGroup) -> None:
+    from mm_dist.diagnose._failure import abort_groups  # noqa: PLC0415 (only with a group)
+    from mm_dist.diagnose._failure_board import FailureBoard  # noqa: PLC0415
+
     board = FailureBoard(own.address, own.info, state.num_joined)
     is_shared = own.info.world_size > 1 and own.address is not None
     _release_threads(own.info.backend)

@@ -18,7 +18,6 @@ from mm_dist._open_files import provide_files
 from mm_dist._process_group._arguments import check_dist_arguments, place_variables, read_timeout
 from mm_dist._process_group._current import current_info
 from mm_dist._process_group._ending import destroy_dist
-from mm_dist._process_group._joining import join_group
 from mm_dist._process_group._timeouts import check_timeout_can_change
 from mm_dist._rendezvous._interface import interface_variables
 from mm_dist._state import (
@@ -172,6 +171,8 @@ def _join(
         f"hang_report (or {HANG_REPORT_VARIABLE})": "on" if is_watched else "off",
         DEBUG_VARIABLE: "on" if read_switch(env, DEBUG_VARIABLE, default=False) else "off",
     }
+    from mm_dist._process_group._joining import join_group  # noqa: PLC0415 (only for a group)
+
     own = join_group(info, environment, limit, variables, settings)
     own.steady_timeout = steady_limit
     if is_watched and own.info.timeout is not None:

@@ -5,10 +5,26 @@ A configuration is a plain mapping whose keys are the arguments of
 torch.
 """
 
-from ._config import Config
+from typing import TYPE_CHECKING
+
+from mm_runner._lazy import importing
+
 from ._config_dict import ConfigDict
-from ._custom_imports import import_modules
-from ._options import DictAction, parse_options
-from ._python import read_base
+
+if TYPE_CHECKING:
+    from ._config import Config
+    from ._custom_imports import import_modules
+    from ._options import DictAction, parse_options
+    from ._python import read_base
 
 __all__ = ["Config", "ConfigDict", "DictAction", "import_modules", "parse_options", "read_base"]
+__getattr__ = importing(
+    __name__,
+    {
+        "Config": "_config",
+        "DictAction": "_options",
+        "import_modules": "_custom_imports",
+        "parse_options": "_options",
+        "read_base": "_python",
+    },
+)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from mm_runner.errors import ConfigError
 
-from ._config_dict import DELETE, ConfigDict, copy_containers, merge_into
+from ._config_dict import DELETE, ConfigDict, copy_containers, merge_into, to_primitives
 from ._custom_imports import import_modules, importable_folder
 from ._installed import find_file
 from ._loading import SUFFIXES, Sources, load
@@ -182,25 +182,3 @@ class Config(ConfigDict):
     def reads(self, key: str) -> bool:
         """Return whether a file uses a top-level key as a variable."""
         return any(reads_name(file, key) for file in self._files)
-
-
-def to_primitives(value: Any, *, tuples: bool = False) -> Any:
-    """Convert ``value`` to types that every format can hold."""
-    if isinstance(value, Mapping):
-        plain = (bool, int, float, str, type(None))
-        return {
-            key if type(key) in plain else str(key): to_primitives(item, tuples=tuples)
-            for key, item in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        items = [to_primitives(item, tuples=tuples) for item in value]
-        return tuple(items) if tuples and isinstance(value, tuple) else items
-    for kind in (bool, int, float, str):  # YAML cannot hold a subclass
-        if isinstance(value, kind):
-            return kind(value)
-    if value is None or isinstance(value, Path):
-        return value if value is None else str(value)
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
-    if callable(value) and module and "<" not in name:
-        return f"{module}:{name}"
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"

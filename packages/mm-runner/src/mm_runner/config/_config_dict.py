@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import Self
@@ -161,3 +162,25 @@ def copy_containers(value: Any, without: Collection[str] = ()) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copy_containers(item, without) for item in value)
     return copy(value) if isinstance(value, (list, set)) else value
+
+
+def to_primitives(value: Any, *, tuples: bool = False) -> Any:
+    """Convert ``value`` to types that every format can hold."""
+    if isinstance(value, Mapping):
+        plain = (bool, int, float, str, type(None))
+        return {
+            key if type(key) in plain else str(key): to_primitives(item, tuples=tuples)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        items = [to_primitives(item, tuples=tuples) for item in value]
+        return tuple(items) if tuples and isinstance(value, tuple) else items
+    for kind in (bool, int, float, str):  # YAML cannot hold a subclass
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or isinstance(value, Path):
+        return value if value is None else str(value)
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    if callable(value) and module and "<" not in name:
+        return f"{module}:{name}"
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -3,6 +3,10 @@
 Those that measure a run, such as profilers, are in :mod:`mm_runner.diagnostics`.
 """
 
+from typing import TYPE_CHECKING
+
+from mm_runner._lazy import importing
+
 from ._checkpoint import CheckpointHook
 from ._default_hooks import (
     DistSamplerSeedHook,
@@ -10,13 +14,15 @@ from ._default_hooks import (
     ParamSchedulerHook,
     RuntimeInfoHook,
 )
-from ._ema import EMAHook
 from ._freezing import FreezeHook
 from ._hook import STAGES, Hook
 from ._hook_list import HookList, Priority, build_hooks, get_priority, priority_of
 from ._logger import LoggerHook
 from ._small_hooks import CompileReportHook, EmptyCacheHook, PrepareTTAHook, SyncBuffersHook
-from ._stopping import CheckInvalidLossHook, EarlyStoppingHook, TimeLimitHook
+
+if TYPE_CHECKING:
+    from ._ema import EMAHook
+    from ._stopping import CheckInvalidLossHook, EarlyStoppingHook, TimeLimitHook
 
 __all__ = [
     "STAGES",
@@ -42,3 +48,12 @@ __all__ = [
     "get_priority",
     "priority_of",
 ]
+__getattr__ = importing(
+    __name__,
+    {
+        "CheckInvalidLossHook": "_stopping",
+        "EMAHook": "_ema",
+        "EarlyStoppingHook": "_stopping",
+        "TimeLimitHook": "_stopping",
+    },
+)

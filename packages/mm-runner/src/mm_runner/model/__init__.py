@@ -1,18 +1,23 @@
 """Models that a Runner can train, and the wrappers it puts around them."""
 
-from mm_dist import MMDistributedDataParallel, is_model_wrapper
+from typing import TYPE_CHECKING
 
-from ._averaging import (
-    AveragedWeights,
-    ExponentialMovingAverage,
-    MomentumAnnealingEMA,
-    StochasticWeightAverage,
-)
+from mm_dist import MMDistributedDataParallel, is_model_wrapper
+from mm_runner._lazy import importing
+
 from ._base_model import BaseDataPreprocessor, BaseModel
 from ._checkpointing import apply_activation_checkpointing, find_checkpointed
 from ._steps import eval_step_of, train_step_of, uncalled_step, unwrap_model
 from ._supervised import Supervised
-from ._tta import BaseTTAModel
+
+if TYPE_CHECKING:
+    from ._averaging import (
+        AveragedWeights,
+        ExponentialMovingAverage,
+        MomentumAnnealingEMA,
+        StochasticWeightAverage,
+    )
+    from ._tta import BaseTTAModel
 
 __all__ = [
     "AveragedWeights",
@@ -32,3 +37,13 @@ __all__ = [
     "uncalled_step",
     "unwrap_model",
 ]
+__getattr__ = importing(
+    __name__,
+    {
+        "AveragedWeights": "_averaging",
+        "BaseTTAModel": "_tta",
+        "ExponentialMovingAverage": "_averaging",
+        "MomentumAnnealingEMA": "_averaging",
+        "StochasticWeightAverage": "_averaging",
+    },
+)

@@ -1,10 +1,12 @@
 """Logging: scalars, log lines, the progress bar and files."""
 
+from typing import TYPE_CHECKING
+
+from mm_runner._lazy import importing
+
 from ._console import RunConsole, as_clock, close_logger, current_logger, open_logger
 from ._log_processor import LogProcessor, build_log_processor
 from ._message_hub import MessageHub, as_numbers
-from ._mlflow import MLflowWriter
-from ._wandb import WandbWriter
 from ._writers import (
     GuardedWriter,
     JsonLinesWriter,
@@ -12,6 +14,10 @@ from ._writers import (
     TensorBoardWriter,
     writer_configs,
 )
+
+if TYPE_CHECKING:
+    from ._mlflow import MLflowWriter
+    from ._wandb import WandbWriter
 
 __all__ = [
     "GuardedWriter",
@@ -31,3 +37,4 @@ __all__ = [
     "open_logger",
     "writer_configs",
 ]
+__getattr__ = importing(__name__, {"MLflowWriter": "_mlflow", "WandbWriter": "_wandb"})

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mm_runner.config import Config
+from mm_runner import config
 from mm_runner.errors import ConfigError, did_you_mean
 from mm_runner.registry import RUNNERS, need_mapping, short_repr
 from mm_runner.validation import validate_run
@@ -130,7 +130,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
             continue
         # Configs define variables, such as data_root: only a misspelling is an error.
         hint = did_you_mean(str(key), known, cutoff=_SLIP)
-        if hint and not (isinstance(cfg, Config) and cfg.reads(key)):
+        if hint and not (isinstance(cfg, config.Config) and cfg.reads(key)):
             raise ConfigError(
                 f"cfg.{key}: unknown key.{hint} Keys of your own need names unlike these."
             )
@@ -145,7 +145,7 @@ def checked_cfg(cfg: Any, runner: Callable[..., Any]) -> dict[str, Any]:
 
 def _is_variable(cfg: Mapping[str, Any], key: str, home: str) -> bool:
     """Return whether a key may be a variable: of a Python file, a YAML anchor, or by its value."""
-    if isinstance(cfg, Config) and (str(cfg.filename).endswith(".py") or cfg.reads(key)):
+    if isinstance(cfg, config.Config) and (str(cfg.filename).endswith(".py") or cfg.reads(key)):
         return True
     found: Any = cfg
     for name in home.split("."):

@@ -12,7 +12,7 @@ import torch
 
 import mm_dist
 from mm_runner._main_process import run_on_main
-from mm_runner.config._config import to_primitives
+from mm_runner.config._config_dict import to_primitives
 from mm_runner.errors import ConfigError
 from mm_runner.evaluator import as_number
 from mm_runner.registry import LOG_WRITERS, build_from_cfg, need_mapping, short_repr

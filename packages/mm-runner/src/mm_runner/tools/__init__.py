@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mm_runner._lazy import importing
 
 if TYPE_CHECKING:
     from ._convert import convert_mmengine_checkpoint as convert_mmengine_checkpoint
@@ -36,10 +37,4 @@ _MODULES = {
     "write_predictions": "_predictions",
 }
 __all__ = [*_MODULES]  # noqa: PLE0604 - they are names
-
-
-def __getattr__(name: str) -> Any:
-    """Import a tool on first use: every run has the hook of the crash bundle, and no other."""
-    if name in _MODULES:
-        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importing(__name__, _MODULES)
