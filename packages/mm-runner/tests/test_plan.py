@@ -8,6 +8,7 @@ import pytest
 import torch
 from strict_task import strict_config
 from torch import nn
+from torch.utils.data import IterableDataset
 from toy import Blobs, Classifier, runner_arguments
 from typing_extensions import override
 
@@ -56,6 +57,27 @@ class Unreadable(Blobs):
 
 def plan_of(tmp_path, *, world_size=1, **overrides):
     return make_plan(runner_arguments(tmp_path / "run", **overrides), world_size=world_size)
+
+
+class Batches(IterableDataset):
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        raise AssertionError
+
+
+def test_the_plan_of_a_dataset_that_gives_whole_batches(tmp_path):
+    train = {"dataset": Batches(), "batch_size": None}
+    plan = plan_of(tmp_path, world_size=2, train_dataloader=train)
+    assert "as the dataset gives it x 2 process(es) x 1 accumulated" in plan
+    assert "length        10 steps = 2 epochs x 5" in plan
+    with pytest.raises(ConfigError, match=r"^auto_scale_lr: how many samples a batch has"):
+        plan_of(
+            tmp_path,
+            train_dataloader=train,
+            auto_scale_lr={"base_batch_size": 12, "enable": True},
+        )
 
 
 def test_the_plan_counts_what_the_run_would_have(tmp_path):

@@ -95,6 +95,10 @@ def test_wrong_arguments_are_named_when_the_runner_is_made(make_runner, override
             r"train_dataloader\.dataset: this key is missing; given: 'batch_size'",
         ),
         (
+            {"val_dataloader": {"dataset": Blobs(), "batch_size": None}},
+            r"val_dataloader\.batch_size: this key is missing",
+        ),
+        (
             {"val_dataloader": {"batch_size": 3}},
             r"val_dataloader\.dataset: this key is missing",
         ),

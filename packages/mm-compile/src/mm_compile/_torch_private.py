@@ -314,9 +314,9 @@ def probing_meanwhile(inductor: Any) -> Callable[[Any, Any], Any]:
         config: Any = import_module("torch._inductor.config")
 
         def find() -> list[Any]:
+            best = found.result()
             is_limited = config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ
-            best = None if is_limited else found.result()
-            return list(find_all()) if best is None else [best]
+            return list(find_all()) if is_limited or best is None else [best]
 
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(copy_context().run, lambda: next(filter(None, sets), None))

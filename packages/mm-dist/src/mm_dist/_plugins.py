@@ -24,5 +24,5 @@ def find_plugins(group: str) -> dict[str, EntryPoint]:
 
 @lru_cache(maxsize=8)
 def _read_entry_points(group: str, _path: tuple[str, ...]) -> Any:
-    """Read all distributions on ``sys.path``, which takes long where many are installed."""
+    """Look through all distributions on ``sys.path``, once for a group."""
     return entry_points(group=group)

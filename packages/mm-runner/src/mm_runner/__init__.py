@@ -28,9 +28,6 @@ __all__ = [
     "WorkDirError",
 ]
 __version__ = version("mm-runner")
-# ``import mm_runner`` stays as cheap as its errors.
-__getattr__ = importing(__name__, {"Config": "config", "Runner": "runner"})
 
-
-def __dir__() -> list[str]:
-    return __all__
+if not TYPE_CHECKING:  # ``import mm_runner`` stays as cheap as its errors
+    __getattr__, __dir__ = importing(__name__, {"Config": "config", "Runner": "runner"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def importing(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``: each name comes from its module in it."""
+def importing(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of ``package``: a name comes from its module in it."""
 
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{modules[name]}"), name)
 
-    return find
+    return find, lambda: list(sys.modules[package].__all__)

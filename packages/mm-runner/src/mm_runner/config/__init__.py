@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from ._python import read_base
 
 __all__ = ["Config", "ConfigDict", "DictAction", "import_modules", "parse_options", "read_base"]
-__getattr__ = importing(
-    __name__,
-    {
-        "Config": "_config",
-        "DictAction": "_options",
-        "import_modules": "_custom_imports",
-        "parse_options": "_options",
-        "read_base": "_python",
-    },
-)
+
+if not TYPE_CHECKING:  # which would take any name then
+    __getattr__, __dir__ = importing(
+        __name__,
+        {
+            "Config": "_config",
+            "DictAction": "_options",
+            "import_modules": "_custom_imports",
+            "parse_options": "_options",
+            "read_base": "_python",
+        },
+    )

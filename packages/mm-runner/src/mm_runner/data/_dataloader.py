@@ -128,10 +128,10 @@ def _dataset_of(options: dict[str, Any], settings: DataSettings, where: str) -> 
     if hasattr(dataset, "full_init"):  # MMEngine's datasets may put off reading annotations
         dataset.full_init()
     if options.get("batch_size", 1) is None and options.get("batch_sampler") is None:
-        if not isinstance(dataset, IterableDataset) or not where.startswith("train"):
+        if not isinstance(dataset, IterableDataset):
             raise ConfigError(
-                f"{where}.batch_size: null is for an IterableDataset to train on, which gives "
-                f"whole batches; got {type(dataset).__name__}. Give the number of samples."
+                f"{where}.batch_size: null is for an IterableDataset that gives whole batches; "
+                f"got {type(dataset).__name__}. Give the number of samples."
             )
         options.setdefault("collate_fn", None)
     num_batches = options.pop("num_batch_per_epoch", None)

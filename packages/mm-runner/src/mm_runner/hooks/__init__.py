@@ -48,12 +48,14 @@ __all__ = [
     "get_priority",
     "priority_of",
 ]
-__getattr__ = importing(
-    __name__,
-    {
-        "CheckInvalidLossHook": "_stopping",
-        "EMAHook": "_ema",
-        "EarlyStoppingHook": "_stopping",
-        "TimeLimitHook": "_stopping",
-    },
-)
+
+if not TYPE_CHECKING:  # which would take any name then
+    __getattr__, __dir__ = importing(
+        __name__,
+        {
+            "CheckInvalidLossHook": "_stopping",
+            "EMAHook": "_ema",
+            "EarlyStoppingHook": "_stopping",
+            "TimeLimitHook": "_stopping",
+        },
+    )

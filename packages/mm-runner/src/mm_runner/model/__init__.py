@@ -37,13 +37,15 @@ __all__ = [
     "uncalled_step",
     "unwrap_model",
 ]
-__getattr__ = importing(
-    __name__,
-    {
-        "AveragedWeights": "_averaging",
-        "BaseTTAModel": "_tta",
-        "ExponentialMovingAverage": "_averaging",
-        "MomentumAnnealingEMA": "_averaging",
-        "StochasticWeightAverage": "_averaging",
-    },
-)
+
+if not TYPE_CHECKING:  # which would take any name then
+    __getattr__, __dir__ = importing(
+        __name__,
+        {
+            "AveragedWeights": "_averaging",
+            "BaseTTAModel": "_tta",
+            "ExponentialMovingAverage": "_averaging",
+            "MomentumAnnealingEMA": "_averaging",
+            "StochasticWeightAverage": "_averaging",
+        },
+    )

@@ -37,4 +37,6 @@ __all__ = [
     "open_logger",
     "writer_configs",
 ]
-__getattr__ = importing(__name__, {"MLflowWriter": "_mlflow", "WandbWriter": "_wandb"})
+
+if not TYPE_CHECKING:  # which would take any name then
+    __getattr__, __dir__ = importing(__name__, {"MLflowWriter": "_mlflow", "WandbWriter": "_wandb"})

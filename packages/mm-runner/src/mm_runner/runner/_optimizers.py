@@ -82,12 +82,7 @@ def scale_rates(
     check_auto_scale(auto_scale_lr, "auto_scale_lr")
     if not auto_scale_lr.get("enable", False):
         return
-    per_process = batch_of_process(runner.train_dataloader)
-    if per_process is None:
-        raise ConfigError(
-            "auto_scale_lr: how many samples a batch has is not known, as the train_dataloader's "
-            "batch sampler has no 'batch_size'. Give it one, or set the learning rate yourself."
-        )
+    per_process = known_batch_size(runner.train_dataloader)
     for name, wrapper in named_wrappers(optim_wrapper).items():
         batch = runner.num_data_ranks * per_process * getattr(wrapper, "accumulative_counts", 1)
         factor = batch / auto_scale_lr["base_batch_size"]
@@ -96,6 +91,21 @@ def scale_rates(
         runner.logger.info(
             f"auto_scale_lr: batch of {batch}, learning rates{of_name} times {factor:g}."
         )
+
+
+def known_batch_size(loader: Any) -> int:
+    """Return the batch size of one process, by which learning rates are scaled.
+
+    Raises:
+        ConfigError: If it is not known.
+    """
+    size = batch_of_process(loader)
+    if size is None:
+        raise ConfigError(
+            "auto_scale_lr: how many samples a batch has is not known: the train_dataloader has no "
+            "batch_size, nor has its batch sampler. Set the learning rate yourself."
+        )
+    return size
 
 
 def build_schedules(runner: Runner, scheduler: Any) -> Any:

@@ -37,4 +37,6 @@ _MODULES = {
     "write_predictions": "_predictions",
 }
 __all__ = [*_MODULES]  # noqa: PLE0604 - they are names
-__getattr__ = importing(__name__, _MODULES)
+
+if not TYPE_CHECKING:  # which would take any name then
+    __getattr__, __dir__ = importing(__name__, _MODULES)

@@ -65,6 +65,8 @@ def find_batch_size(
         endless = endless_config({**cfg, **changes}, directory, _WHAT)  # without the data
         settings = DataSettings(0, torch.Generator(), 0, 1)
         dataset: Any = build_dataloader(given or {}, settings, shuffle=False, where=where).dataset
+        if given and given.get("batch_size", 1) is None:
+            raise ConfigError(f"{_WHAT}: the dataset gives whole batches; set their size there.")
         if hasattr(dataset, "__len__"):
             maximum = min(maximum, len(dataset))
         if not 0 < start <= maximum:

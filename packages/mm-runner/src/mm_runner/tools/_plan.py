@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import mm_compile
 import mm_dist
@@ -40,7 +40,9 @@ from mm_runner.runner._model import (
     with_preprocessor,
     wrapper_type,
 )
+from mm_runner.runner._optimizers import known_batch_size
 from mm_runner.runner._resume import StartingPoint
+from mm_runner.runner._summary import batch_of_process
 
 # Schedules are followed step by step, or epoch by epoch: a few seconds at most.
 _MOST_TURNS = 200_000
@@ -162,7 +164,7 @@ class _Plan:
         where, train_cfg = "train_dataloader", self.cfg["train_cfg"]
         settings = DataSettings(0, torch.Generator(), 0, self.world_size)
         try:
-            loader = build_dataloader(self.cfg[where], settings, shuffle=True, where=where)
+            self.loader = build_dataloader(self.cfg[where], settings, shuffle=True, where=where)
         except MMRunnerError:
             raise
         except Exception as error:
@@ -170,16 +172,14 @@ class _Plan:
                 f"{where}: {with_place(error)}. The length of a run is that of its data: change "
                 f"their paths, as by --cfg-options {where}.dataset.data_root=DIR."
             ) from error
-        sampler: Any = loader.batch_sampler
-        self.batch_size = getattr(sampler, "batch_size", None) or loader.batch_size or 1
         self.by_epoch = (
             train_cfg.get("max_iters") is None or train_cfg.get("max_epochs") is not None
         )
         self.epoch_steps: int | None = None  # the data may have no length
         if self.by_epoch:
-            num_batches(loader, where)
+            num_batches(self.loader, where)
         with suppress(TypeError):
-            self.epoch_steps = _epoch_steps(loader, self.world_size) or None
+            self.epoch_steps = _epoch_steps(self.loader, self.world_size) or None
         self.num_epochs = int(train_cfg["max_epochs"]) if self.by_epoch else 1
         steps = self.num_epochs * (self.epoch_steps or 0)
         self.num_steps = steps if self.by_epoch else int(train_cfg["max_iters"])
@@ -188,9 +188,9 @@ class _Plan:
         for name, wrapper in self.wrappers.items():
             prefix = f"{name}: " if name else ""
             counts = getattr(wrapper, "accumulative_counts", 1)
-            effective = self.world_size * self.batch_size * counts
             scaling = self.cfg.get("auto_scale_lr") or {}
             if scaling.get("enable", False):
+                effective = self.world_size * known_batch_size(self.loader) * counts
                 scale_lr(wrapper, effective / scaling["base_batch_size"])
             if counts > 1:
                 self.notes.append(
@@ -208,8 +208,12 @@ class _Plan:
                 params = group["params"]
                 count = f"{_count(params):,} parameters in {len(params)} tensors"
                 yield f"  group {index}", f"{count}; {settings}"
-            each = f"{self.batch_size} of a process x {self.world_size} process(es)"
-            yield "batch", f"{prefix}{effective} = {each} x {counts} accumulated"
+            size = batch_of_process(self.loader)
+            text = "as the dataset gives it"
+            if size is not None:
+                text = f"{self.world_size * size * counts} = {size} of a process"
+            of_all = f"x {self.world_size} process(es) x {counts} accumulated"
+            yield "batch", f"{prefix}{text} {of_all}"
         shape = f"; {self.epoch_steps} go through the data once" if self.epoch_steps else ""
         if self.by_epoch:
             shape = f" = {self.num_epochs} epochs x {self.epoch_steps}"
@@ -306,6 +310,8 @@ def _for_meta(cfg: Any, device_type: str) -> Any:
 
 
 def _epoch_steps(loader: DataLoader[Any], world_size: int) -> int:
+    if isinstance(loader.dataset, IterableDataset):
+        return len(loader)  # of a process
     if loader.batch_size is None or world_size == 1:
         return math.ceil(len(loader) / world_size)
     share = math.ceil(len(loader.sampler) / world_size)  # type: ignore[arg-type]

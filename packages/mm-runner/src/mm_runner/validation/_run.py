@@ -160,7 +160,9 @@ def _check_dataloader(cfg: Any, where: str) -> None:
     if cfg.get("batch_sampler") is None:
         needed["batch_size"] = "the number of samples per process and step"
     for key, text in needed.items():
-        if key not in cfg:
+        # In training null stands for the batches that a dataset gives.
+        needs_number = key == "batch_size" and not where.startswith("train")
+        if key not in cfg or (needs_number and cfg[key] is None):
             given = ", ".join(map(repr, cfg)) or "none"
             raise ConfigError(f"{where}.{key}: this key is missing; given: {given}. It is {text}.")
     for key in ("batch_size", "num_batch_per_epoch"):
