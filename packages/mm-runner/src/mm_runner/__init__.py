@@ -30,4 +30,4 @@ __all__ = [
 __version__ = version("mm-runner")
 
 if not TYPE_CHECKING:  # ``import mm_runner`` stays as cheap as its errors
-    __getattr__, __dir__ = importing(__name__, {"Config": "config", "Runner": "runner"})
+    __getattr__, __dir__ = importing(__name__, "config", "runner")

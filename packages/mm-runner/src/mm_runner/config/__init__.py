@@ -20,13 +20,4 @@ if TYPE_CHECKING:
 __all__ = ["Config", "ConfigDict", "DictAction", "import_modules", "parse_options", "read_base"]
 
 if not TYPE_CHECKING:  # which would take any name then
-    __getattr__, __dir__ = importing(
-        __name__,
-        {
-            "Config": "_config",
-            "DictAction": "_options",
-            "import_modules": "_custom_imports",
-            "parse_options": "_options",
-            "read_base": "_python",
-        },
-    )
+    __getattr__, __dir__ = importing(__name__, "_config", "_options", "_custom_imports", "_python")

@@ -50,12 +50,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # which would take any name then
-    __getattr__, __dir__ = importing(
-        __name__,
-        {
-            "CheckInvalidLossHook": "_stopping",
-            "EMAHook": "_ema",
-            "EarlyStoppingHook": "_stopping",
-            "TimeLimitHook": "_stopping",
-        },
-    )
+    __getattr__, __dir__ = importing(__name__, "_stopping", "_ema")

@@ -39,13 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # which would take any name then
-    __getattr__, __dir__ = importing(
-        __name__,
-        {
-            "AveragedWeights": "_averaging",
-            "BaseTTAModel": "_tta",
-            "ExponentialMovingAverage": "_averaging",
-            "MomentumAnnealingEMA": "_averaging",
-            "StochasticWeightAverage": "_averaging",
-        },
-    )
+    __getattr__, __dir__ = importing(__name__, "_averaging", "_tta")

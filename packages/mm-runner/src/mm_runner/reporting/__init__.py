@@ -39,4 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # which would take any name then
-    __getattr__, __dir__ = importing(__name__, {"MLflowWriter": "_mlflow", "WandbWriter": "_wandb"})
+    __getattr__, __dir__ = importing(__name__, "_mlflow", "_wandb")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mm_runner._lazy import importing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._convert import convert_mmengine_checkpoint as convert_mmengine_checkpoint
@@ -38,5 +37,13 @@ _MODULES = {
 }
 __all__ = [*_MODULES]  # noqa: PLE0604 - they are names
 
-if not TYPE_CHECKING:  # which would take any name then
-    __getattr__, __dir__ = importing(__name__, _MODULES)
+
+def __getattr__(name: str) -> Any:
+    """Import a tool on first use: every run has the hook of the crash bundle, and no other."""
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
