@@ -89,13 +89,20 @@ def test_an_entry_without_a_name_takes_the_place_of_the_mean():
     assert hub.means("val") == {"time": 7.0}
 
 
+class OnAccelerator(torch.Tensor):
+    """A tensor that says that it is not on the CPU."""
+
+    device = torch.device("cuda")
+
+
 def test_nothing_is_read_or_computed_until_a_line_is_due_and_all_in_one_transfer():
     hub = hub_of(*ALL, entry("norm", "max", "norm_max"))
     with CountOps() as ops:
         for step in range(10):
-            hub.update_scalar("train/loss", torch.tensor(float(step)))
-            hub.update_scalar("train/norm", torch.tensor(float(step)))
-    made = {"scalar_tensor", "detach", "lift_fresh", "_to_copy", "empty"}  # by torch.tensor itself
+            for name in ("train/loss", "train/norm"):
+                hub.update_scalar(name, torch.tensor(float(step)).as_subclass(OnAccelerator))
+    # By torch.tensor and as_subclass.
+    made = {"scalar_tensor", "detach", "lift_fresh", "_to_copy", "empty", "alias"}
     assert set(ops.counts) <= made, ops.counts
     with CountOps() as ops:
         assert hub.means("train")["norm_max"] == 9.0

@@ -6,8 +6,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakValueDictionary
@@ -31,6 +30,7 @@ _REFRESH_INTERVAL_S = 0.1
 _BAR_TEXT_WIDTH = 70
 _MOMENT = "%m/%d %H:%M:%S"
 _PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu")
+_GONE = (OSError, ValueError)  # what print raises; ValueError: this program closed the file
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 
 
@@ -38,7 +38,7 @@ class RunConsole:
     """Prints lines, and on a terminal a progress bar below them.
 
     A bar may have several tasks, such as a validation within a training: the newest one moves.
-    Where the terminal has been closed, or what read the output has ended, it falls silent: a
+    Where the terminal has been closed, or what read the output has ended, lines are lost: a
     training does not depend on being watched, and its lines are in the log file too.
 
     Args:
@@ -72,7 +72,7 @@ class RunConsole:
         """Print ``line`` as it is, above the bar if there is one; ``style`` is for terminals."""
         if not self._is_main:
             return
-        with self._silent_if_gone():
+        with suppress(*_GONE):
             if self._is_terminal():
                 self.console.print(
                     line, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True
@@ -88,7 +88,7 @@ class RunConsole:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
         if not self._is_main:
             return
-        with self._silent_if_gone():
+        with suppress(*_GONE):
             if not self._is_terminal():
                 return
             from rich import progress  # noqa: PLC0415
@@ -106,8 +106,8 @@ class RunConsole:
                     console=self.console,
                     auto_refresh=False,
                 )
-                self._progress.start()
             self._progress.add_task(description, total=total, completed=done, values="")
+            self._progress.start()  # the first time
 
     def update_progress(
         self, done: int, *, description: str | None = None, values: str | None = None
@@ -128,7 +128,7 @@ class RunConsole:
         fields: dict[str, Any] = {} if values is None else {"values": values}
         task = self._progress.task_ids[-1]
         self._progress.update(task, completed=done, description=description, **fields)
-        with self._silent_if_gone():
+        with suppress(*_GONE):
             self._progress.refresh()
 
     def end_task(self) -> None:
@@ -142,15 +142,8 @@ class RunConsole:
         """Take the bar down, leaving its last state on the terminal. Does nothing without one."""
         if self._progress is not None:
             progress, self._progress = self._progress, None
-            with self._silent_if_gone():
+            with suppress(*_GONE):
                 progress.stop()
-
-    @contextmanager
-    def _silent_if_gone(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError):  # ValueError: the file was closed by this program
-            self._is_main, self._progress = False, None
 
 
 def as_clock(seconds: float) -> str:

@@ -43,7 +43,10 @@ def as_numbers(values: Iterable[Any]) -> list[Any]:
     by_device: dict[torch.device, list[int]] = {}
     for index, value in enumerate(numbers):
         if type(value) is not float and isinstance(value, Tensor):  # most others are one
-            by_device.setdefault(value.device, []).append(index)
+            if value.device.type == "cpu":
+                numbers[index] = value.item()
+            else:
+                by_device.setdefault(value.device, []).append(index)
     for indices in by_device.values():
         tensors = [numbers[index] for index in indices]
         stacked = torch.stack([one.reshape(()) if one.ndim else one for one in tensors])
@@ -276,4 +279,6 @@ class MessageHub:
         for name, window in windows.items():
             read[name] = numbers[start : start + len(window)]
             start += len(window)
+            window.clear()
+            window.extend(read[name])  # no value is brought to the host twice
         return read
