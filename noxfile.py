@@ -367,15 +367,45 @@ def release(session: nox.Session) -> None:
         session.error(f"Give the tag of a version that the sources have: {present}.")
     check_changelog(session, package, is_release=True)
     session.install("build", "twine", "cyclonedx-bom==7.5.0")
+    sources = Path(session.create_tmp(), package)
+    shutil.rmtree(sources, ignore_errors=True)
+    shutil.copytree(package_dir(package), sources)
+    shutil.copy(ROOT / ".gitignore", sources)  # a build would take nox's, which ignores all
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+        add_addresses(sources, f"{server}/{repository}", version)
+    else:
+        session.warn("GITHUB_REPOSITORY is not set: without URLs, and the README's links relative.")
     dist = ROOT / "dist" / "release"  # which is published; of this package alone
     shutil.rmtree(dist, ignore_errors=True)
-    session.run("python", "-m", "build", f"--outdir={dist}", str(package_dir(package)))
+    session.run("python", "-m", "build", f"--outdir={dist}", str(sources))
     session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     requirements = Path(session.create_tmp(), "requirements.txt")
     requirements.write_text("\n".join(pyproject_of(package)["project"]["dependencies"]) + "\n")
     bom = f"--output-file={ROOT / 'dist' / f'{package}-{version}.cdx.json'}"
-    project = f"--pyproject={package_dir(package) / 'pyproject.toml'}"
+    project = f"--pyproject={sources / 'pyproject.toml'}"
     session.run("cyclonedx-py", "requirements", project, bom, str(requirements))
+
+
+def add_addresses(sources: Path, repository: str, version: str) -> None:
+    """Write where the repository is into a package's metadata and README, for its page on PyPI."""
+    package = sources.name
+    files = f"{repository}/blob/{package}-v{version}"
+    readme = sources / "README.md"
+    text = readme.read_text(encoding="utf-8").replace("](../../", f"]({files}/")
+    text = re.sub(r"pip install \./packages/.*", f"pip install {package}", text)
+    text = text.replace("pip install './packages/", "pip install '")
+    text = text.replace("](examples/", f"]({files}/packages/{package}/examples/")
+    readme.write_text(text, encoding="utf-8")
+    urls = {
+        "Source": repository,
+        "Documentation": f"{files}/docs/en/index.md",
+        "Changelog": f"{files}/packages/{package}/CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+    }
+    with (sources / "pyproject.toml").open("a", encoding="utf-8") as project:
+        project.write("\n[project.urls]\n")
+        project.writelines(f'{name} = "{url}"\n' for name, url in urls.items())
 
 
 def package_dir(package: str) -> Path:

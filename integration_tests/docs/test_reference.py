@@ -39,6 +39,12 @@ def test_every_command_is_listed(language):
         assert f"{{program-output}} mm-runner {entry.name} --help" in reference, entry.name
 
 
+def test_links_of_pages_outside_the_site_lead_somewhere():
+    for page in [ROOT / "README.md", *ROOT.glob(".github/**/*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page, target)
+
+
 def test_messages_to_look_up_are_those_that_are_raised():
     sources = "".join(
         path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("packages/*/src/**/*.py"))
