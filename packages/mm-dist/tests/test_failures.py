@@ -26,7 +26,7 @@ mm_dist.all_reduce(torch.ones(1))
 )
 
 
-def finish(processes, timeout=90):
+def finish(processes, timeout=180):
     """Return what each rank printed; far below the timeout of the group."""
     return [process.communicate(timeout=timeout) for process in processes]
 
