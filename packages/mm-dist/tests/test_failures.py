@@ -8,7 +8,7 @@ import pytest
 
 JOIN = """
 import os, sys, torch, mm_dist
-info = mm_dist.init_dist(device_type="cpu", timeout=100)
+info = mm_dist.init_dist(device_type="cpu", timeout=400)
 """
 # Rank 1 fails while rank 0 waits for it; what it left open at exit is looked at, too.
 RAISE = (
@@ -119,7 +119,7 @@ def test_rank_that_leaves_early_is_named(start_ranks, leaver, status):
 
 # The store is that of rank 0, and takes connections without answering them.
 FREEZE = (
-    JOIN.replace("timeout=100", "timeout=int(sys.argv[1])")
+    JOIN.replace("timeout=400", "timeout=int(sys.argv[1])")
     + """
 import os, signal
 mm_dist.barrier()

@@ -76,6 +76,15 @@ def test_an_entry_without_a_name_takes_the_place_of_the_mean():
     assert hub.means("val") == {"time": 7.0}
 
 
+def test_a_checkpoint_holds_numbers_also_where_a_step_logs_truth_values():
+    hub = MessageHub()
+    for value in (True, *torch.tensor([True, False]), torch.tensor(2)):
+        hub.update_scalar("train/is_small", value)
+    (values,) = hub.state_dict().values()
+    assert values == [1.0, 1.0, 0.0, 2.0]
+    assert {type(one) for one in values} == {float}
+
+
 class OnAccelerator(torch.Tensor):
     """A tensor that says that it is not on the CPU, and keeps what is asked of torch, by name."""
 

@@ -38,7 +38,7 @@ class Statistic:
 
 
 def as_numbers(values: Iterable[Any]) -> list[Any]:
-    """Return numbers and tensors of one element as numbers: one transfer for each device."""
+    """Return numbers and tensors of one element as numbers: one transfer per accelerator."""
     numbers = list(values)
     by_device: dict[torch.device, list[int]] = {}
     for index, value in enumerate(numbers):
@@ -94,8 +94,9 @@ class ScalarWindow:
 class MessageHub:
     """Collects scalars without reading them, and reads all at once when a line is due.
 
-    A tensor stays on its device until :meth:`means` brings the whole window to the host in one
-    transfer per device. Memory is bounded by the window, however long the run.
+    A tensor stays on its device until :meth:`means` or :meth:`state_dict` brings what is new in the
+    window to the host, in one transfer per device. The window keeps the numbers: memory is bounded
+    by it, however long the run.
 
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
@@ -274,7 +275,8 @@ class MessageHub:
 
     def _read(self, windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
         """Return the values of windows as numbers."""
-        numbers = as_numbers(value for window in windows.values() for value in window)
+        values = (value for window in windows.values() for value in window)
+        numbers = list(map(float, as_numbers(values)))
         read, start = {}, 0
         for name, window in windows.items():
             read[name] = numbers[start : start + len(window)]
