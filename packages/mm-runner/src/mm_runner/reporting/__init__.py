@@ -6,7 +6,7 @@ from mm_runner._lazy import importing
 
 from ._console import RunConsole, as_clock, close_logger, current_logger, open_logger
 from ._log_processor import LogProcessor, build_log_processor
-from ._message_hub import MessageHub, as_numbers
+from ._message_hub import MessageHub
 from ._writers import (
     GuardedWriter,
     JsonLinesWriter,
@@ -30,7 +30,6 @@ __all__ = [
     "TensorBoardWriter",
     "WandbWriter",
     "as_clock",
-    "as_numbers",
     "build_log_processor",
     "close_logger",
     "current_logger",

@@ -37,8 +37,8 @@ class Statistic:
         return self.log_name or self.data_src
 
 
-def as_numbers(values: Iterable[Any]) -> list[Any]:
-    """Return numbers and tensors of one element as numbers: one transfer per accelerator."""
+def _as_floats(values: Iterable[Any]) -> list[float]:
+    """Return numbers and tensors of one element as floats: one transfer per accelerator."""
     numbers = list(values)
     by_device: dict[torch.device, list[int]] = {}
     for index, value in enumerate(numbers):
@@ -52,7 +52,7 @@ def as_numbers(values: Iterable[Any]) -> list[Any]:
         stacked = torch.stack([one.reshape(()) if one.ndim else one for one in tensors])
         for index, number in zip(indices, stacked.tolist(), strict=True):
             numbers[index] = number
-    return numbers
+    return list(map(float, numbers))
 
 
 class ScalarWindow:
@@ -88,7 +88,7 @@ class ScalarWindow:
         return min(filterfalse(math.isnan, self._newest(window_size)), default=math.nan)
 
     def _newest(self, window_size: int | None) -> list[float]:
-        return list(map(float, as_numbers(self._values[-(window_size or 0) :])))
+        return _as_floats(self._values[-(window_size or 0) :])
 
 
 class MessageHub:
@@ -275,8 +275,7 @@ class MessageHub:
 
     def _read(self, windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
         """Return the values of windows as numbers."""
-        values = (value for window in windows.values() for value in window)
-        numbers = list(map(float, as_numbers(values)))
+        numbers = _as_floats(value for window in windows.values() for value in window)
         read, start = {}, 0
         for name, window in windows.items():
             read[name] = numbers[start : start + len(window)]
