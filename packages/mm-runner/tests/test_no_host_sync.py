@@ -66,7 +66,8 @@ def test_a_training_step_never_waits_for_the_device(make_runner, wrapper):
         default_hooks={"logger": {"interval": 1000}},
     )
     assert len(steps.reads) == 6
-    assert steps.reads[-2] - steps.reads[0] == 0  # the last step has a line
+    assert steps.reads[-2] - steps.reads[0] == 0
+    assert steps.reads[-1] - steps.reads[-2] == 9  # its line: six losses, three norms
 
 
 def test_each_loss_is_read_once_and_only_when_a_line_is_due(make_runner):
@@ -92,4 +93,5 @@ def test_diagnostics_read_nothing_from_the_device_in_a_step(make_runner, hook):
         train_cfg={"max_epochs": 1},
         default_hooks={"logger": {"interval": 100}, "checkpoint": None},
     )
-    assert steps.reads[-2] == steps.reads[0]  # the last step has a line
+    assert steps.reads[-2] == steps.reads[0]
+    assert steps.reads[-1] - steps.reads[-2] == 6  # its line: six losses
