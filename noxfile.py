@@ -144,6 +144,8 @@ SITE = (
     "furo==2024.8.6",
     "sphinxcontrib-programoutput==0.20",
     "jieba==0.42.1",  # search in Chinese
+    # What examples of the pages import, as tested in ``ecosystem``.
+    *(one for one in ECOSYSTEM if one.startswith(("accelerate", "onnx", "ray", "submitit"))),
 )
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
@@ -325,6 +327,9 @@ def docs(session: nox.Session) -> None:
     shutil.copy(ROOT / "docs" / "site.html", site / "index.html")
     session.chdir(ROOT / "integration_tests")
     session.run("pytest", "docs", *session.posargs)
+    for package in PACKAGES:
+        session.chdir(package_dir(package))
+        session.run("pytest", "tests/test_readme.py")
 
 
 @nox.session

@@ -4,7 +4,15 @@ Each language is a site of its own, with its own pages and search: ``-t zh_cn`` 
 """
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+sys.path.insert(0, str(Path(__file__).parent))
+from configuration_keys import keys_of
 
 FOLDER, OTHER, OTHER_NAME = "en", "zh_cn", "中文"
 if tags.has("zh_cn"):  # noqa: F821 - Sphinx defines it
@@ -70,7 +78,19 @@ def complete_roles(_app: object, _page: str, _template: str, context: dict, _tre
         context[key] = text.replace('class="table-wrapper', 'tabindex="0" class="table-wrapper')
 
 
+class ConfigurationKeys(Directive):
+    """Show a section of the keys of a configuration."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return a block of text."""
+        text = keys_of(self.arguments[0])
+        return [nodes.literal_block(text, text, language="text")]
+
+
 def setup(app: Any) -> None:
-    """Register the functions above; Sphinx calls this."""
+    """Register what is above; Sphinx calls this."""
+    app.add_directive("configuration-keys", ConfigurationKeys)
     app.connect("source-read", link_to_own_language)
     app.connect("html-page-context", complete_roles, priority=900)  # after the theme

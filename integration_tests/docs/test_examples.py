@@ -5,7 +5,7 @@ block that begins with a comment which is the name of a file, in any language, i
 page's scripts may import it, and its commands find it. Blocks of ``sh`` are commands; each page's
 run one after the other in one folder, with mm-runner's examples in it. A block of ``text`` below a
 script or a command is what it prints, with a line ``...`` for what may be otherwise. Blocks of
-``bash`` need more than a test has, such as a cluster, and are only shown.
+``bash`` need more than a test has, such as a cluster, and are only shown, but for the installation.
 """
 
 import ast
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from pages import LANGUAGES, PAGES, ROOT, blocks_of, read_blocks, write_files
 
 _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -26,6 +27,8 @@ _NEEDS_RANKS = re.compile(r"DataParallel\(|WORLD_SIZE|barrier\(")
 _REFUSED = "mm-runner: "
 _COMMANDS = {"mm-runner": "mm_runner", "mm-dist": "mm_dist"}
 _COMMANDS |= {"torchrun": "torch.distributed.run", "python": ""}
+# Ray refuses a folder within an environment, which is where nox's temporary ones are.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled"}
 # Which is in the page's language.
 _COMMENT = re.compile(r"(?m)\s+#\s.*$")
 
@@ -37,7 +40,7 @@ _SCRIPTS = [
 ]
 _WITH_COMMANDS = [page for page in PAGES if any(one.is_command for one in read_blocks("en", page))]
 _ON_FRONT_PAGE = [
-    pytest.param(block.text, id=f"README.md-{number}")
+    pytest.param(block, id=f"README.md-{number}")
     for number, block in enumerate(blocks_of((ROOT / "README.md").read_text(encoding="utf-8")))
     if block.is_script
 ]
@@ -57,20 +60,12 @@ def test_example_runs(page, number, tmp_path):
     if "Runner(..." in "".join(text.split()):
         shutil.copy(Path(__file__).with_name("small_run.py"), tmp_path)
         text = f"from small_run import Runner\n{text}runner.train()\n"
-    (tmp_path / "example.py").write_text(text, encoding="utf-8")
-    launcher = _TORCHRUN if _NEEDS_RANKS.search(script.text) else ()
-    status, printed = run(
-        [sys.executable, *launcher, "example.py"], tmp_path, PYTHONWARNINGS="error"
-    )
-    assert status == 0, printed
-    assert_shown(script.shown, printed)
+    assert_runs(text, script.shown, tmp_path)
 
 
 @pytest.mark.parametrize("script", _ON_FRONT_PAGE)
 def test_example_of_the_front_page_runs(script, tmp_path):
-    (tmp_path / "example.py").write_text(script, encoding="utf-8")
-    status, printed = run([sys.executable, "example.py"], tmp_path, PYTHONWARNINGS="error")
-    assert status == 0, printed
+    assert_runs(script.text, script.shown, tmp_path)
 
 
 @pytest.mark.parametrize("page", _WITH_COMMANDS)
@@ -87,6 +82,20 @@ def test_commands_run_in_the_order_of_the_page(page, tmp_path):
             assert_shown(block.shown, printed)
 
 
+def test_installation_of_the_start_page(tmp_path):
+    """In a clone, with the torch that is here, as it is large."""
+    ignored = shutil.ignore_patterns(".*", "dist", "integration_tests")
+    shutil.copytree(ROOT, tmp_path / "clone", ignore=ignored)
+    [install] = [one.text for one in read_blocks("en", "start.md") if one.language == "bash"]
+    status, printed = run(
+        ["bash", "-e", "-c", f"{install}\nmm-runner check examples/digits.yaml"],
+        tmp_path / "clone",
+        PYTHONPATH=str(Path(torch.__file__).parents[1]),
+    )
+    assert status == 0, printed
+    assert "DigitsResNet" in printed
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_languages_show_the_same_examples(page):
     english, chinese = (
@@ -100,11 +109,21 @@ def test_languages_show_the_same_examples(page):
     assert english == chinese
 
 
+def assert_runs(text, shown, folder):
+    (folder / "example.py").write_text(text, encoding="utf-8")
+    launcher = _TORCHRUN if _NEEDS_RANKS.search(text) else ()
+    warnings = "default" if "import ray" in text else "error"  # Ray warns of itself
+    command = [sys.executable, *launcher, "example.py"]
+    status, printed = run(command, folder, PYTHONWARNINGS=warnings)
+    assert status == 0, printed
+    assert_shown(shown, printed)
+
+
 def run(command, folder, **environment):
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **_ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
