@@ -49,4 +49,6 @@ def blocks_of(text):
 def write_files(blocks, folder):
     for block in blocks:
         if block.file_name:
-            (folder / block.file_name).write_text(block.text, encoding="utf-8")
+            path = folder / block.file_name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
