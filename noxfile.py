@@ -101,6 +101,8 @@ LIBRARIES = {
 FORKS_MMCV = "onedl-mmcv==2.3.6"
 FORKS_LIBRARIES = ("onedl-mmsegmentation==1.4.2", "onedl-mmdetection==3.5.1")
 CHECKED = {"mmengine": ("mmpretrain",), "onedl": ("mmpretrain", "mmseg", "mmdet")}
+EXPORT = ("safetensors==0.8.0", "onnx==1.23.2", "onnxscript==0.7.2", "onnxruntime==1.32.0")
+ENGINES = ("ray[default,train]==2.60.0", "submitit==1.5.4", "accelerate==1.15.0")
 # What the extras of mm-runner integrate with, each in the version that the tests were written for.
 ECOSYSTEM = (
     "torchvision==0.29.1",
@@ -115,12 +117,8 @@ ECOSYSTEM = (
     "tensorboard==2.21.0",
     "webdataset==1.0.2",
     "torchdata==0.11.0",
-    "onnx==1.23.2",
-    "onnxscript==0.7.2",
-    "onnxruntime==1.32.0",
-    "ray[default,train]==2.60.0",
-    "submitit==1.5.4",
-    "accelerate==1.15.0",
+    *EXPORT,
+    *ENGINES,
     "nbclient==0.11.0",
     "ipykernel==7.4.0",
     "kubeflow_trainer_api==2.3.0",
@@ -144,8 +142,8 @@ SITE = (
     "furo==2024.8.6",
     "sphinxcontrib-programoutput==0.20",
     "jieba==0.42.1",  # search in Chinese
-    # What examples of the pages import, as tested in ``ecosystem``.
-    *(one for one in ECOSYSTEM if one.startswith(("accelerate", "onnx", "ray", "submitit"))),
+    *ENGINES,
+    *EXPORT,
 )
 
 each_package = nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])

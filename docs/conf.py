@@ -90,7 +90,7 @@ class ConfigurationKeys(Directive):
 
 
 def setup(app: Any) -> None:
-    """Register what is above; Sphinx calls this."""
+    """Register the directive and the event handlers; Sphinx calls this."""
     app.add_directive("configuration-keys", ConfigurationKeys)
     app.connect("source-read", link_to_own_language)
     app.connect("html-page-context", complete_roles, priority=900)  # after the theme

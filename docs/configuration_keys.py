@@ -1,12 +1,13 @@
 """The keys of a configuration and what each takes, read from the code that checks them."""
 
-# ruff: noqa: SLF001 - the tables of these checks are nobody else's business
+# ruff: noqa: SLF001 - no package needs these tables of another
 import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -24,27 +25,30 @@ from mm_runner.validation import _run as checks
 
 # What the Runner itself passes.
 _GIVEN = ("cfg", "runner", "dataloader", "evaluator", "module")
+_ONLY_IN_PYTHON = ("Any", "Module", "Path", "_empty", "dtype", "timedelta")
+_VERSION = {f"# torch {torch.__version__.partition('+')[0]}": ""}
 
 
 def keys_of(section: str) -> str:
-    """Return a line for each key of ``section``: its type and default, where they are known."""
-    return "\n".join(f"{name}{kind}" for name, kind in _SECTIONS[section].items())
+    """Return a line for each key of ``section``: its type, and its default or "required"."""
+    return "\n".join(f"{name}{kind}" for name, kind in SECTIONS[section].items())
 
 
 def _arguments(*components: Any) -> dict[str, str]:
-    """Return the arguments of ``components``; of those of one name, the first one's."""
+    """Return the arguments of ``components``; where two share a name, the first component wins."""
     found: dict[str, str] = {}
     for one in components:
         for name, argument in inspect.signature(one).parameters.items():
             if name not in _GIVEN and argument.kind is not argument.VAR_KEYWORD:
-                default = "" if argument.default is argument.empty else f" = {argument.default!r}"
+                is_required = argument.default is argument.empty
+                default = ", required" if is_required else f" = {argument.default!r}"
                 found.setdefault(name, f"{_kind(argument.annotation)}{default}")
     return found
 
 
 def _names(*components: Any) -> dict[str, str]:
     """Return the arguments of classes of torch, whose types and defaults differ by version."""
-    return dict.fromkeys(_arguments(*components), "")
+    return {**_VERSION, **dict.fromkeys(_arguments(*components), "")}
 
 
 def _types(kinds: Mapping[str, Any]) -> dict[str, str]:
@@ -52,12 +56,13 @@ def _types(kinds: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kind(annotation: Any) -> str:
-    """Return a type by the words that values of a file have."""
+    """Return the types that a value in a file may have."""
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     text = re.sub(r"\b\w+\.(?=\w)", "", text)
-    text = re.sub(r"Mapping\[str, Any\]", "dict", text)
-    text = re.sub(r"Sequence|Iterable|tuple(?=\[int)", "list", text)
-    return "" if text in ("Any", "_empty") else f": {text}"
+    text = re.sub(r"Mapping\[str, Any\]|Optimizer", "dict", text)
+    text = re.sub(r"Sequence|Iterable", "list", text).replace("tuple[int, int]", "list[int]")
+    types = [one for one in text.split(" | ") if one not in _ONLY_IN_PYTHON]
+    return f": {' | '.join(types)}" if types else ""
 
 
 def _compile_keys(names: Iterable[str]) -> dict[str, str]:
@@ -66,9 +71,9 @@ def _compile_keys(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-_SECTIONS = {
+SECTIONS = {
     "Runner": {**_arguments(Runner), **dict.fromkeys(CFG_KEYS, ""), **_types(checks._SETTINGS)},
-    "dataloader": {**_names(DataLoader), "num_batch_per_epoch": ": int"},
+    "dataloader": {"num_batch_per_epoch": ": int", **_names(DataLoader)},
     "train_cfg": _arguments(EpochBasedTrainLoop, IterBasedTrainLoop),
     "val_cfg": _arguments(ValLoop),
     "optim_wrapper": _arguments(mm_amp.AmpOptimWrapper),
@@ -84,5 +89,9 @@ _SECTIONS = {
         **_arguments(mm_dist.MMDistributedDataParallel),
         **_names(DistributedDataParallel),
     },
-    "compile": _compile_keys((*compiling._OWN_KEYS, *compile_keywords())),
+    "compile": {
+        **_compile_keys(compiling._OWN_KEYS),
+        **_VERSION,
+        **_compile_keys(compile_keywords()),
+    },
 }

@@ -27,7 +27,8 @@ _NEEDS_RANKS = re.compile(r"DataParallel\(|WORLD_SIZE|barrier\(")
 _REFUSED = "mm-runner: "
 _COMMANDS = {"mm-runner": "mm_runner", "mm-dist": "mm_dist"}
 _COMMANDS |= {"torchrun": "torch.distributed.run", "python": ""}
-# Ray refuses a folder within an environment, which is where nox's temporary ones are.
+# Ray refuses a folder within an environment, which is where nox's temporary ones are, and puts a
+# token of authentication into the user's directory.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAY_TMPDIR": "/tmp", "RAY_AUTH_MODE": "disabled"}
 # Which is in the page's language.
 _COMMENT = re.compile(r"(?m)\s+#\s.*$")
@@ -82,13 +83,18 @@ def test_commands_run_in_the_order_of_the_page(page, tmp_path):
             assert_shown(block.shown, printed)
 
 
-def test_installation_of_the_start_page(tmp_path):
-    """In a clone, with the torch that is here, as it is large."""
+def test_installation(tmp_path):
+    """In a clone, with the installed torch, which would take long to download."""
     ignored = shutil.ignore_patterns(".*", "dist", "integration_tests")
     shutil.copytree(ROOT, tmp_path / "clone", ignore=ignored)
-    [install] = [one.text for one in read_blocks("en", "start.md") if one.language == "bash"]
+    lines = [
+        block.text
+        for page in ("start.md", "predict_and_export.md")
+        for block in read_blocks("en", page)
+        if block.language == "bash"
+    ]
     status, printed = run(
-        ["bash", "-e", "-c", f"{install}\nmm-runner check examples/digits.yaml"],
+        ["bash", "-e", "-c", "".join([*lines, "mm-runner check examples/digits.yaml"])],
         tmp_path / "clone",
         PYTHONPATH=str(Path(torch.__file__).parents[1]),
     )

@@ -2,14 +2,18 @@
 
 import inspect
 import re
+import sys
 from importlib.metadata import entry_points
 
 import pytest
-from pages import LANGUAGES, ROOT, read_page
+from pages import DOCS, LANGUAGES, ROOT, read_page
 
 from mm_runner import Runner
 from mm_runner.optim.schedules._families import FAMILIES
 from mm_runner.runner._checks import CFG_KEYS
+
+sys.path.insert(0, str(DOCS))
+from configuration_keys import SECTIONS
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -28,6 +32,12 @@ def test_every_key_of_a_configuration_is_listed(language):
     keys = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
     arguments = [name for name in inspect.signature(Runner).parameters if name != "cfg"]
     assert [name for name in (*arguments, *CFG_KEYS) if f"`{name}`" not in keys] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_section_of_keys_is_shown(language):
+    text = read_page(language, "reference/configuration_keys.md")
+    assert re.findall(r"{configuration-keys} (\w+)", text) == list(SECTIONS)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
