@@ -70,6 +70,18 @@ def link_to_own_language(_app: object, name: str, source: list[str]) -> None:
         source[0] = re.sub(r"docs/en/(\w+\.md)(#[\w-]+)?", rf"docs/{FOLDER}/\1", source[0])
 
 
+def join_chinese_lines(_app: object, doctree: nodes.document) -> None:
+    """Remove line breaks that a browser would show as a space within Chinese text."""
+    marks = "\u3001\u3002\uff00-\uffef"
+    between = re.compile(rf"[\u4e00-\u9fff{marks}]\n[\u4e00-\u9fff{marks}]|[{marks}]\n.")
+    for parent in doctree.findall(nodes.TextElement):
+        texts = [one.astext() for one in parent]
+        for at, text in enumerate(texts):
+            around = "".join(texts[:at])[-1:] + "\n" + "".join(texts[at + 1 :])[:1]
+            if text == "\n" and between.search(around):
+                parent[at] = nodes.Text("")
+
+
 def complete_roles(_app: object, _page: str, _template: str, context: dict, _tree: object) -> None:
     """Give captions a level, and what scrolls the focus, for screen readers and the keyboard."""
     for key in ("body", "furo_navigation_tree"):
@@ -93,4 +105,5 @@ def setup(app: Any) -> None:
     """Register the directive and the event handlers; Sphinx calls this."""
     app.add_directive("configuration-keys", ConfigurationKeys)
     app.connect("source-read", link_to_own_language)
+    app.connect("doctree-read", join_chinese_lines)
     app.connect("html-page-context", complete_roles, priority=900)  # after the theme
