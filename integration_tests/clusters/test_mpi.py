@@ -49,10 +49,12 @@ def test_documented_command_trains_as_torchrun_does(mpirun, run_here, reference,
 
 
 def test_jobs_on_one_machine_keep_apart(mpirun, tmp_path):
+    # MPICH does not name its jobs, from which ports are computed.
+    ports = {"a": "29500", "b": "29501"} if mpirun == "mpirun.mpich" else {}
     jobs = [
         subprocess.Popen(
             [mpirun, "-np", "2", sys.executable, RANKS, tmp_path / name, "auto"],
-            env=user_environment(**ROOT),
+            env=user_environment(**ROOT, **({"MASTER_PORT": ports[name]} if ports else {})),
         )
         for name in "ab"
     ]
