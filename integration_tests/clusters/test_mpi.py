@@ -49,14 +49,13 @@ def test_documented_command_trains_as_torchrun_does(mpirun, run_here, reference,
 
 
 def test_jobs_on_one_machine_keep_apart(mpirun, tmp_path):
-    # MPICH does not name its jobs, from which ports are computed.
-    ports = {"a": "29500", "b": "29501"} if mpirun == "mpirun.mpich" else {}
+    is_named = mpirun != "mpirun.mpich"  # ports are computed from the names of jobs
     jobs = [
         subprocess.Popen(
             [mpirun, "-np", "2", sys.executable, RANKS, tmp_path / name, "auto"],
-            env=user_environment(**ROOT, **({"MASTER_PORT": ports[name]} if ports else {})),
+            env=user_environment(**ROOT, **({} if is_named else {"MASTER_PORT": port})),
         )
-        for name in "ab"
+        for name, port in (("a", "29500"), ("b", "29501"))
     ]
     assert [job.wait(timeout=120) for job in jobs] == [0, 0]
     for name in "ab":
