@@ -21,8 +21,7 @@ _EPILOG = (
     "only files that you trust. Modules are also imported from its folder and from the current one."
 )
 _OUR_PACKAGES = ("mm_amp", "mm_compile", "mm_dist", "mm_npu", "mm_runner")
-# Longer than any launcher takes to see that a process has ended, on a busy machine too: torchrun
-# looks every 5 s.
+# Longer than launchers on busy machines take to see that a process ended; torchrun looks every 5 s.
 _PATIENCE_S = 15.0
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 

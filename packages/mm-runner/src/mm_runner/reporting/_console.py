@@ -6,8 +6,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakValueDictionary
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 from typing_extensions import override
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rich.console import Console
@@ -66,7 +66,8 @@ class RunConsole:
 
     def _is_terminal(self) -> bool:
         # Do not import rich for a file or pipe.
-        may_be = self._console is not None or getattr(sys.stdout, "isatty", bool)()
+        is_open = not getattr(sys.stdout, "closed", False)
+        may_be = self._console is not None or (is_open and getattr(sys.stdout, "isatty", bool)())
         return may_be and self.console.is_terminal
 
     def print(self, line: str, style: str | None = None) -> None:
@@ -89,28 +90,25 @@ class RunConsole:
 
     def start_progress(self, description: str, total: int, done: int = 0) -> None:
         """Show a bar of ``total`` steps, ``done`` of them done. Only on a terminal."""
-        if not self._is_main:
+        if not (self._is_main and self._is_terminal()):
             return
-        with self._silent_if_gone():
-            if not self._is_terminal():
-                return
-            from rich import progress  # noqa: PLC0415
+        from rich import progress  # noqa: PLC0415
 
-            if self._progress is None:
-                room = self.console.width - _BAR_TEXT_WIDTH
-                self._progress = progress.Progress(
-                    progress.TextColumn("{task.description}"),
-                    progress.BarColumn(min(max(room, 8), 40)),
-                    progress.TaskProgressColumn(),
-                    progress.MofNCompleteColumn(),
-                    progress.TextColumn("eta"),
-                    progress.TimeRemainingColumn(),
-                    progress.TextColumn("{task.fields[values]}"),
-                    console=self.console,
-                    auto_refresh=False,
-                )
-                self._progress.start()
-            self._progress.add_task(description, total=total, completed=done, values="")
+        if self._progress is None:
+            room = self.console.width - _BAR_TEXT_WIDTH
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(min(max(room, 8), 40)),
+                progress.TaskProgressColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("eta"),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.fields[values]}"),
+                console=self.console,
+                auto_refresh=False,
+            )
+        self._progress.add_task(description, total=total, completed=done, values="")
+        self._draw(self._progress.start)  # the first time
 
     def update_progress(
         self, done: int, *, description: str | None = None, values: str | None = None
@@ -131,8 +129,7 @@ class RunConsole:
         fields: dict[str, Any] = {} if values is None else {"values": values}
         task = self._progress.task_ids[-1]
         self._progress.update(task, completed=done, description=description, **fields)
-        with self._silent_if_gone():
-            self._progress.refresh()
+        self._draw(self._progress.refresh)
 
     def end_task(self) -> None:
         """Take the newest task away, and the bar with the last one."""
@@ -145,14 +142,12 @@ class RunConsole:
         """Take the bar down, leaving its last state on the terminal. Does nothing without one."""
         if self._progress is not None:
             progress, self._progress = self._progress, None
-            with self._silent_if_gone():
-                progress.stop()
+            self._draw(progress.stop)
 
-    @contextmanager
-    def _silent_if_gone(self) -> Iterator[None]:
+    def _draw(self, write: Callable[[], object]) -> None:
         try:
-            yield
-        except _GONE:
+            write()
+        except _GONE:  # rich would keep every line that it cannot write
             self._is_main, self._progress = False, None
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
+from itertools import filterfalse, islice
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -41,12 +41,9 @@ def _as_floats(values: Iterable[Any]) -> list[float]:
     """Return numbers and tensors of one element as floats: one transfer per accelerator."""
     numbers = list(values)
     by_device: dict[torch.device, list[int]] = {}
-    for index, value in enumerate(numbers):
-        if type(value) is not float and isinstance(value, Tensor):  # most others are one
-            if value.device.type == "cpu":
-                numbers[index] = value.item()
-            else:
-                by_device.setdefault(value.device, []).append(index)
+    for index, value in enumerate(numbers):  # most are floats
+        if type(value) is not float and isinstance(value, Tensor) and value.device.type != "cpu":
+            by_device.setdefault(value.device, []).append(index)
     for indices in by_device.values():
         tensors = [numbers[index] for index in indices]
         stacked = torch.stack([one.reshape(()) if one.ndim else one for one in tensors])
@@ -94,9 +91,8 @@ class ScalarWindow:
 class MessageHub:
     """Collects scalars without reading them, and reads all at once when a line is due.
 
-    A tensor stays on its device until :meth:`means` or :meth:`state_dict` brings what is new in the
-    window to the host, in one transfer per device. The window keeps the numbers: memory is bounded
-    by it, however long the run.
+    A tensor stays on its device until :meth:`means` or :meth:`state_dict` brings what is new to the
+    host, in one transfer. The window keeps the numbers, and bounds them, however long the run.
 
     Args:
         window_size: How many of the newest values of a scalar its mean is taken over.
@@ -275,11 +271,10 @@ class MessageHub:
 
     def _read(self, windows: Mapping[str, deque[Any]]) -> dict[str, list[float]]:
         """Return the values of windows as numbers."""
-        numbers = _as_floats(value for window in windows.values() for value in window)
-        read, start = {}, 0
+        numbers = iter(_as_floats(value for window in windows.values() for value in window))
+        read = {}
         for name, window in windows.items():
-            read[name] = numbers[start : start + len(window)]
-            start += len(window)
+            read[name] = list(islice(numbers, len(window)))
             window.clear()
             window.extend(read[name])  # no value is brought to the host twice
         return read
